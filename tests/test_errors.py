@@ -23,6 +23,7 @@ def test_every_exception_is_in_the_drawn_tree() -> None:
         ("ppo", ["cppo", "ppo_clip"], "did you mean 'ppo_clip'?"),
         ("zzz", ["b", "a"], "choose one of a, b"),
         ("zzz", [], "there are none yet"),
+        ("zzz", [*"abcdefghijklmnopqrstu"], f"choose one of {', '.join('abcdefghijklmnopqrst')} … (21 in all)"),
     ],
 )
 def test_nearest(name: str, names: list[str], hint: str) -> None:

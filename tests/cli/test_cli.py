@@ -205,18 +205,6 @@ def test_model_folder_needs_settings(here: Path, capsys: pytest.CaptureFixture[s
     assert "no tokenizer can be loaded from 'plain'" in refused(capsys, "eval", "plain", *QUICK)
 
 
-SETTINGS = ("model.tiny.hidden=8", "model.tiny.layers=1", "model.tiny.heads=1", "rollout.concurrency=1")
-SMALL = tuple(f"--set={setting}" for setting in SETTINGS)
-
-
-def test_name_that_is_taken_and_folder_that_can_not_be_made(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    checkpoint(run)
-    assert "exists already" in refused(capsys, "train", *QUICK, *SMALL, "--name", "mine")
-    Path("file").write_text("")
-    assert "can't be made: Not a directory" in refused(capsys, "train", *QUICK, *SMALL, "--set", "run.dir=file")
-    assert "can't be made: Not a directory" in refused(capsys, "train", *QUICK, *SMALL, "--set", "run.dir=file/in")
-
-
 @pytest.mark.parametrize(
     ("extra", "argv"),
     [

@@ -1,6 +1,5 @@
 """``agentrl list``: every environment in a line, what is broken by its name, and nothing started."""
 
-import io
 import json
 from collections.abc import Mapping
 from typing import ClassVar
@@ -8,8 +7,6 @@ from typing import ClassVar
 import pytest
 
 import agentrl
-from agentrl.cli import listing
-from agentrl.runs.progress import Display
 from agentrl.toolenv.tools.function import tool
 from agentrl.types import Task
 
@@ -107,17 +104,6 @@ def test_details_of_one(command: Command) -> None:
 def test_details_of_what_is_not_there(env_id: str, message: str, command: Command) -> None:
     out, err = command("list", env_id, code=2)
     assert out == "" and message in err and err.count("\n") == 1 and err.strip().isprintable()
-
-
-def test_hundreds_are_a_line_each() -> None:
-    for number in range(300):
-        agentrl.register(f"many/Seek{number}-v0", Seek, kwargs={"depth": number})
-    out = io.StringIO()
-    listing.show_overview(Display(out))
-    assert out.getvalue().count("\n  many/Seek") == 300 and out.getvalue().count("environments many") == 1
-    with pytest.raises(agentrl.errors.UnknownNameError) as caught:
-        agentrl.make("nothing-like-it")
-    assert len(str(caught.value)) < 1000
 
 
 def test_nothing_is_started() -> None:
