@@ -25,7 +25,6 @@ MAX_TEXT = 64 << 20
 MAX_ROWS = 2 << 30
 """Most bytes of a file that grows by a line a step, which is read into memory at once."""
 _LEFT = re.compile(r"\..+\.[0-9a-f]{16}\.tmp")
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _SAFE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -108,35 +107,22 @@ class NewFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path, self._name = path, f".{path.name}.{secrets.token_hex(8)}.tmp"
-        self._folder: int | None = os.open(path.parent, _FOLDER)
-        try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE
-            self.stream: BinaryIO = os.fdopen(os.open(self._name, flags, 0o666, dir_fd=self._folder), "wb")
-        except BaseException:
-            self._leave()
-            raise
+        self._path, self._draft = path, path.parent / f".{path.name}.{secrets.token_hex(8)}.tmp"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE
+        self.stream: BinaryIO = os.fdopen(os.open(self._draft, flags, 0o666), "wb")
 
     def commit(self) -> None:
         """Rename it to ``path``; the stream stays open."""
         self.stream.flush()
         os.fsync(self.stream.fileno())  # else the rename may survive a power failure that the contents don't
-        os.rename(self._name, self._path.name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
-        self._leave()
+        self._draft.rename(self._path)
 
     def discard(self) -> None:
         """Close and delete it, which frees room on a full disk."""
         with suppress(OSError):
             self.stream.close()
-        if self._folder is not None:
-            with suppress(OSError):
-                os.unlink(self._name, dir_fd=self._folder)
-            self._leave()
-
-    def _leave(self) -> None:
-        if self._folder is not None:
-            os.close(self._folder)
-        self._folder = None
+        with suppress(OSError):
+            self._draft.unlink()
 
 
 def replace(path: Path, data: bytes) -> None:
@@ -187,14 +173,11 @@ def sync(path: Path) -> None:
 
 def _opened(path: Path, flags: int, *_: object) -> int:
     # The other arguments are the flags that ``open`` would use.
-    folder = os.open(path.parent, _FOLDER)
     try:
-        descriptor = os.open(path.name, flags | _SAFE, 0o666, dir_fd=folder)
+        descriptor = os.open(path, flags | _SAFE, 0o666)
     except OSError as error:
         words = "it is a link, and may lead out of its folder" if error.errno == errno.ELOOP else error.strerror
         raise OSError(error.errno, words, str(path)) from None
-    finally:
-        os.close(folder)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "it is no regular file", str(path))

@@ -17,6 +17,8 @@ from agentrl.runs.files import MAX_ROWS, delete_unfinished, is_folder, lock_fold
 from agentrl.runs.settings import MAY_CHANGE, kept_settings, read_config, write_config
 
 _RECORDS = ("metrics.jsonl", "evals.jsonl")
+_LAST_STEP = 1e12
+"""A larger step is damage; far beyond it, neighbouring steps are the same float."""
 
 
 class RunFolder(AbstractContextManager["RunFolder"]):
@@ -253,12 +255,15 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
 
 
 def read_row(line: bytes) -> dict[str, Any] | None:
-    """Parse a line of a JSONL file; None where it is no JSON object whose ``step`` is a number."""
+    """Parse a line of a JSONL file; None where it is no JSON object whose ``step`` is the number of a step."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return row if isinstance(row, dict) and isinstance(row.get("step"), int | float) else None
+    step = row.get("step") if isinstance(row, dict) else None
+    if not isinstance(step, int | float) or isinstance(step, bool):
+        return None
+    return row if abs(step) < _LAST_STEP else None
 
 
 def checkpoints(path: Path) -> list[Path]:

@@ -15,8 +15,6 @@ from agentrl.runs.report.text import number
 RunRow: TypeAlias = Mapping[str, object]
 """One line of ``metrics.jsonl`` or ``evals.jsonl``; ``step`` is a number, all else may be missing."""
 _MARKS = ("config.toml", "metrics.jsonl", "evals.jsonl", "episodes")
-_LAST_STEP = 1e12
-"""A larger step is damage; far beyond it, neighbouring steps are the same float."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,17 +95,10 @@ def _read_rows(path: Path, notes: list[str]) -> list[RunRow]:
     lines = _read_noted(path, notes, MAX_ROWS).split(b"\n")
     rows: list[RunRow] = []
     for at, line in enumerate(lines, start=1):
-        row = _read_row(line)
-        if row is not None:
+        if (row := read_row(line)) is not None:
             rows.append(row)
         elif at == len(lines) and line:
             notes.append(f"{path.name} ends in an unfinished line, which is skipped.")
         elif line.strip():
             notes.append(f"Line {at} of {path.name} is no JSON object with a step and is skipped.")
     return rows
-
-
-def _read_row(line: bytes) -> RunRow | None:
-    row = read_row(line)
-    step = None if row is None else number(row["step"])
-    return row if step is not None and abs(step) < _LAST_STEP else None
