@@ -3,16 +3,14 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-import zstandard
 
 from agentrl.config import Config
 from agentrl.errors import RunFolderError, TrajectoryError
 from agentrl.runs.files import NewFile, delete_unfinished, lock_folder, open_to_append, read, replace
 from agentrl.runs.folder import RunFolder, read_jsonl
-from agentrl.runs.records import EpisodeWriter, count_episodes, read_begun, read_episodes
+from agentrl.runs.records import count_episodes, read_begun, read_episodes
 from agentrl.runs.report import write_report, write_view
 from agentrl.runs.settings import read_config, write_config
 
@@ -91,17 +89,6 @@ def test_no_more_is_read_than_is_needed(tmp_path: Path) -> None:
         read(tmp_path / "rows", 99)
 
 
-def test_a_small_file_can_not_be_unpacked_without_end(tmp_path: Path) -> None:
-    packer = zstandard.ZstdCompressor().compressobj()
-    piece = b"\n" * (1 << 20)
-    path, packed = tmp_path / "bomb.jsonl.zst", [packer.compress(piece) for _ in range(300)]
-    path.write_bytes(b"".join(packed) + packer.flush())
-    assert path.stat().st_size < 1 << 16
-    assert count_episodes(path) < 200 << 20
-    with pytest.raises(TrajectoryError, match="packed 1000 times"):
-        read_begun(path)
-
-
 @hostile
 @pytest.mark.parametrize("name", ["config.toml", "metrics.jsonl", "evals.jsonl"])
 def test_a_report_says_what_it_could_not_read(run: Path, name: str, lay: Lay) -> None:
@@ -133,12 +120,6 @@ def test_episodes_are_read_from_files_alone(run: Path, tmp_path: Path, lay: Lay)
     assert count_episodes(path) == 0
     assert write_view([run], run / "view.html") == 0
     assert "be read" in (page := (run / "view.html").read_text()) and SECRET.strip() not in page
-
-
-def test_an_evaluation_begins_its_file_beside_a_link(run: Path, tmp_path: Path, tokenizer: Any) -> None:
-    link_to_file(run / ".episodes.jsonl.tmp")
-    EpisodeWriter(run / "episodes.jsonl", tokenizer, b"", {}, {}).close()
-    assert (run / "episodes.jsonl").read_bytes() == b"" and (tmp_path / "outside").read_text() == SECRET
 
 
 @pytest.mark.parametrize("name", ["episodes", "checkpoints"])
