@@ -3,7 +3,6 @@
 import importlib
 import importlib.util
 import io
-import signal
 import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -22,7 +21,6 @@ What begins with one of these is a command where the agent's text would begin:
   :tools  the tools, and how they are called
   :help   this page
   :quit   leave"""
-_LISTEN_S = 0.2
 _STYLES: Mapping[str, str] = {"system": "dim", "user": "cyan", "assistant": "yellow", "tool": "green"}
 
 
@@ -77,7 +75,7 @@ class _Game:
         lines: list[str] = []
         while True:
             try:
-                line = _ask()
+                line = input("> " if sys.stdin.isatty() else "")
             except EOFError:
                 return "\n".join(lines) if lines else None
             if line == ".":
@@ -160,27 +158,3 @@ def _prepare_input() -> None:
         sys.stdin.reconfigure(errors="replace")
     if sys.stdin.isatty() and importlib.util.find_spec("readline") is not None:
         importlib.import_module("readline")  # from then on input() uses it
-
-
-def _ask() -> str:
-    """Read a line, and react to a Ctrl-C between the display of the prompt and the beginning of the wait for keys.
-
-    Python handles a signal only when it interrupts a wait, so a timer interrupts the wait regularly.
-
-    Raises:
-        EOFError: nothing more comes.
-    """
-    if not sys.stdin.isatty():
-        return input()
-    before = signal.signal(signal.SIGALRM, _go_on)
-    signal.setitimer(signal.ITIMER_REAL, _LISTEN_S, _LISTEN_S)
-    try:
-        return input("> ")
-    finally:
-        # The timer first: without a handler, its signal would end the process.
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
-def _go_on(*_: object) -> None:
-    """Handle a signal, so that it interrupts what waits."""
