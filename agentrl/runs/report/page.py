@@ -187,30 +187,19 @@ def template(name: str, *packages: str) -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    functions = (marked, policy_hash)
+    functions = (marked, percent, policy_hash)
     return templates.get_template(name, globals={function.__name__: function for function in functions})
 
 
-def _outcomes(evals: list[RunRow], env: str) -> list[tuple[object, ...]]:
-    """Return a row of the summary for the first and the last evaluation of an environment."""
+def _outcomes(evals: list[RunRow], env: str) -> list[dict[str, str | float | None]]:
+    """Return the summary's numbers of the first and the last evaluation of an environment."""
     measured = [row for row in evals if number(row.get("success")) is not None]
     titles = ("Before", "After") if len(measured) > 1 else ("Measured",)
-    ends = measured[:1] + measured[1:][-1:]
-    return [_outcome(f"{title} {env}".rstrip(), row) for title, row in zip(titles, ends, strict=False)]
-
-
-def _outcome(title: str, row: RunRow) -> tuple[object, ...]:
-    success, low, high = (number(row.get(key)) for key in ("success", "low", "high"))
-    assert success is not None, "rows without success are no outcome"
-    interval, reach = "", None
-    if low is not None and high is not None:
-        interval, reach = f"{percent(low)} to {percent(high)}", (_across(low), _across(high))
-    return title, f"{step_of(row):g}", percent(success), _across(success), reach, interval, size_of(row)
-
-
-def _across(rate: float) -> str:
-    """Return where a rate lies on the line of the summary, in SVG units."""
-    return f"{4 + 192 * min(max(rate, 0.0), 1.0):.1f}"
+    numbers = ("step", "success", "low", "high")
+    return [
+        {"title": f"{title} {env}".rstrip(), "size": size_of(row)} | {key: number(row.get(key)) for key in numbers}
+        for title, row in zip(titles, measured[:1] + measured[1:][-1:], strict=False)
+    ]
 
 
 def _facts(run: RunData) -> list[tuple[str, str]]:
