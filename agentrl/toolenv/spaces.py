@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import gymnasium
-import numpy as np
 
 from agentrl.types import Message
 
@@ -17,11 +16,7 @@ _MOST = 1_000_000
 
 
 class _Texts(gymnasium.Space[_T]):
-    """Texts of at most ``max_length`` characters."""
-
-    def __init__(self, max_length: int = _MOST, seed: int | np.random.Generator | None = None) -> None:
-        self.max_length = max_length
-        super().__init__(shape=None, dtype=None, seed=seed)
+    """A space of texts: all spaces of a class are equal."""
 
     @property
     def is_np_flattenable(self) -> bool:
@@ -29,22 +24,21 @@ class _Texts(gymnasium.Space[_T]):
         return False
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, type(self)) and other.max_length == self.max_length
+        return type(other) is type(self)
 
     def __hash__(self) -> int:
-        return hash((type(self), self.max_length))
+        return hash(type(self))
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(max_length={self.max_length})"
+        return f"{type(self).__name__}()"
 
     def _drawn(self) -> str:
         """Return a short text that includes line ends, markup and characters outside ASCII."""
-        size = int(self.np_random.integers(0, min(64, self.max_length) + 1))
-        return "".join(self.np_random.choice(list(_ALPHABET), size=size).tolist())
+        return "".join(self.np_random.choice(list(_ALPHABET), size=self.np_random.integers(0, 65)).tolist())
 
 
 class Unicode(_Texts[str]):
-    """Any text of at most ``max_length`` characters, empty text included.
+    """Any text of at most a million characters, empty text included.
 
     Gymnasium's own ``Text`` space has a fixed alphabet; a model's text has none.
     """
@@ -55,7 +49,7 @@ class Unicode(_Texts[str]):
 
     def contains(self, x: Any) -> bool:
         """Return True if ``x`` is a ``str`` that can be encoded and is not too long."""
-        return _is_text(x, self.max_length)
+        return _is_text(x)
 
 
 class Messages(_Texts[tuple[Message, ...]]):
@@ -72,18 +66,18 @@ class Messages(_Texts[tuple[Message, ...]]):
 
     def contains(self, x: Any) -> bool:
         """Return True if ``x`` is a tuple of well-formed messages."""
-        return isinstance(x, tuple) and all(self._is_message(message) for message in x)
-
-    def _is_message(self, message: Any) -> bool:
-        return (
-            isinstance(message, Mapping)
-            and message.get("role") in _ROLES
-            and _is_text(message.get("content"), self.max_length)
-            and set(message) <= {"role", "content", "name", "tool_call_id"}
-            and all(_is_text(value, _MOST) for value in message.values())
-        )
+        return isinstance(x, tuple) and all(map(_is_message, x))
 
 
-def _is_text(value: object, max_length: int) -> bool:
+def _is_message(message: Any) -> bool:
+    return (
+        isinstance(message, Mapping)
+        and message.get("role") in _ROLES
+        and {"role", "content"} <= set(message) <= {"role", "content", "name", "tool_call_id"}
+        and all(map(_is_text, message.values()))
+    )
+
+
+def _is_text(value: object) -> bool:
     # A lone surrogate can't be written as UTF-8, so no log or checkpoint could hold it.
-    return isinstance(value, str) and len(value) <= max_length and _SURROGATE.search(value) is None
+    return isinstance(value, str) and len(value) <= _MOST and _SURROGATE.search(value) is None

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 import gymnasium
 
-from agentrl.toolenv.spaces import Unicode
 from agentrl.toolenv.tasks import GeneratedTasks, TaskList, TaskSet
 from agentrl.toolenv.tools.function import ToolContext, tool
 from agentrl.types import Task
@@ -121,12 +120,6 @@ class ForgetsItsArguments(Good, codes="ARL-S004"):
     def __init__(self, *, style: Sequence[str] = (), **options: Any) -> None:
         super().__init__(**options)
         self.instructions = "Be kind." if style == ("kind",) else ""
-
-
-class Tweets(Good, codes="ARL-S005"):
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.action_space = Unicode(max_length=280)
 
 
 class AsciiActions(Good, codes="ARL-S005"):
