@@ -26,7 +26,7 @@ from agentrl.rollout.plan import EpisodeSpec
 from agentrl.segments import Row, Segment
 from agentrl.toolenv.author import ask
 from agentrl.toolenv.base import ToolEnv
-from agentrl.toolenv.tools.context import SubPolicy
+from agentrl.toolenv.tools.context import SubPolicy, ToolError
 from agentrl.types import CutTurn, CutTurns, Message, Stop
 
 Past = Literal["sampled", "template"]
@@ -206,8 +206,8 @@ class Policy:
         async def turn(messages: Sequence[Message], tools: Tools) -> str:
             try:
                 return await self.turn(messages, tools)
-            except TokenLimitError:
-                raise
+            except TokenLimitError as error:
+                raise ToolError("no tokens are left for a sub-agent") from error
             except Exception as error:
                 self._fault = error
                 raise

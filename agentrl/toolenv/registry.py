@@ -24,7 +24,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from agentrl.errors import AgentRLError, ConfigError, EnvContractError, UnknownNameError, UsageError, nearest
 from agentrl.sandboxes import SandboxError
-from agentrl.toolenv.author import ask
+from agentrl.toolenv.author import argument_names, ask
 from agentrl.toolenv.base import ToolEnv
 from agentrl.toolenv.dialects import DIALECTS
 
@@ -158,10 +158,8 @@ def _not_taken(error: TypeError, creator: Any) -> str:
     reason = str(error).partition(" was raised from the environment creator")[0]
     unknown = reason.partition("got an unexpected keyword argument ")[2].strip("'")
     creator = registration.load_env_creator(creator) if isinstance(creator, str) else creator
-    parameters = inspect.signature(creator).parameters.values()
     # The player sets split, and a class with **options has arguments that only its base knows.
-    named = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    names = {parameter.name for parameter in parameters if parameter.kind in named} - {"split"}
+    names = argument_names(creator) - {"split"}
     return f"it has no argument {unknown!r}; {nearest(unknown, names)}" if unknown and names else reason
 
 

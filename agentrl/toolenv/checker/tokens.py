@@ -18,11 +18,7 @@ from agentrl.types import Message, Segment, Task
 
 
 class _Wrong(Exception):
-    """A replay found a fault; carries the finding."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.finding = Finding(code, message)
+    """A replay found a fault; carries the finding's code and message."""
 
 
 def check_tokenizer(subject: Subject) -> Iterator[Finding]:
@@ -40,7 +36,7 @@ def check_tokenizer(subject: Subject) -> Iterator[Finding]:
     except RenderError as error:
         yield Finding("ARL-T001", as_sentence(error))
     except _Wrong as error:  # ends all replays: tokens that differ once differ from there on
-        yield error.finding
+        yield Finding(*error.args)
 
 
 def _scripts(subject: Subject, renderer: Renderer) -> Iterator[list[list[int]]]:

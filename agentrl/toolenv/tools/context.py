@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from agentrl.errors import TokenLimitError
 from agentrl.toolenv.tools.timed import ToolThread
 from agentrl.types import Message, Task
 
@@ -61,13 +60,11 @@ class SubPolicy:
             ToolError: no tokens are left, there is no policy, or the tool call is over.
             InfrastructureError: the engine failed; the episode is retried, even if the tool catches this.
         """
-        with _for_the_model():
-            return self.begin(messages, tools).result()
+        return self.begin(messages, tools).result()
 
     async def turn_async(self, messages: Sequence[Message], tools: Sequence[Mapping[str, object]] = ()) -> str:
         """Sample the assistant's next turn, as ``turn`` does."""
-        with _for_the_model():
-            return await asyncio.wrap_future(self.begin(messages, tools))
+        return await asyncio.wrap_future(self.begin(messages, tools))
 
     def begin(self, messages: Sequence[Message], tools: Sequence[Mapping[str, object]]) -> Future[str]:
         """Begin to sample a turn, from any thread; it is cancelled where the tool call ends before it."""
@@ -97,14 +94,6 @@ def scripted(turns: Sequence[str]) -> SubPolicy:
         return turn
 
     return SubPolicy(sample)
-
-
-@contextmanager
-def _for_the_model() -> Generator[None]:
-    try:
-        yield
-    except TokenLimitError as error:
-        raise ToolError("no tokens are left for a sub-agent") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

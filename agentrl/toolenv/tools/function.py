@@ -87,11 +87,7 @@ class FunctionTool:
             raise EnvContractError(
                 f"a tool can't be called {self.name!r}: give it a name of letters, digits, _ and -, as in @tool(name=…)"
             )
-        if (timeout is not None and not timeout > 0) or max_chars < MIN_CHARS:
-            raise ConfigError(
-                f"tool {self.name!r} has timeout={timeout} and max_chars={max_chars}: use more than 0 seconds or None, "
-                f"and at least {MIN_CHARS} characters"
-            )
+        check_limits(f"tool {self.name!r}", timeout, max_chars)
         self.timeout = timeout
         self.max_chars = max_chars
         self._function = function
@@ -257,6 +253,19 @@ def tool(
     """
     make = functools.partial(FunctionTool, name=name, timeout=timeout, max_chars=max_chars)
     return make if function is None else make(function)
+
+
+def check_limits(tool_: str, timeout: float | None, max_chars: int) -> None:
+    """Check the limits of a tool's calls.
+
+    Raises:
+        ConfigError: one is too small.
+    """
+    if (timeout is not None and not timeout > 0) or max_chars < MIN_CHARS:
+        raise ConfigError(
+            f"{tool_} has timeout={timeout} and max_chars={max_chars}: use more than 0 seconds and at least "
+            f"{MIN_CHARS} characters"
+        )
 
 
 def cut_middle(text: str, limit: int) -> str:

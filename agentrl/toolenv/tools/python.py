@@ -8,7 +8,7 @@ from agentrl.errors import ConfigError, InfrastructureError
 from agentrl.named import resolve
 from agentrl.processes.per_process import PerProcess
 from agentrl.sandboxes import BACKENDS, Counters, Result, Sandbox, SandboxError, Session, open_sandbox
-from agentrl.toolenv.tools.function import MIN_CHARS, ToolContext, ToolError, cut_middle
+from agentrl.toolenv.tools.function import ToolContext, ToolError, check_limits, cut_middle
 
 
 class PythonTool:
@@ -24,8 +24,7 @@ class PythonTool:
 
     Raises:
         UnknownNameError: there is no such back end.
-        ConfigError: ``max_chars`` has no room for the note about the skipped characters, or the back end can't be
-            imported.
+        ConfigError: a limit is too small, or the back end can't be imported.
     """
 
     name = "python"
@@ -34,8 +33,7 @@ class PythonTool:
     def __init__(
         self, *, timeout: float = 5.0, max_chars: int = 1000, packages: Sequence[str] = (), sandbox: str = ""
     ) -> None:
-        if max_chars < MIN_CHARS:
-            raise ConfigError(f"the Python tool has max_chars={max_chars}: use at least {MIN_CHARS}")
+        check_limits("the Python tool", timeout, max_chars)
         self.timeout = timeout
         self.max_chars = max_chars
         self.packages = packages

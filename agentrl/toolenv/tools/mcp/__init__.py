@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import pydantic_core
 
-from agentrl.errors import ConfigError, UsageError
-from agentrl.toolenv.tools.function import MIN_CHARS, ToolContext, ToolError, cut_middle
+from agentrl.errors import UsageError
+from agentrl.toolenv.tools.function import ToolContext, ToolError, check_limits, cut_middle
 from agentrl.toolenv.tools.mcp.sessions import Connection, Server, close_sessions, list_tools, shared_connection
 from agentrl.toolenv.tools.timed import Overrun
 
@@ -62,11 +62,7 @@ def mcp_tools(
     """
     if isinstance(command, str) or bool(command) == bool(url):
         raise UsageError("give mcp_tools either a command, as a list of words, or a url")
-    if not timeout > 0 or max_chars < MIN_CHARS:
-        raise ConfigError(
-            f"mcp_tools got timeout={timeout} and max_chars={max_chars}: use more than 0 seconds and at least "
-            f"{MIN_CHARS} characters"
-        )
+    check_limits("mcp_tools", timeout, max_chars)
     variables = (env if command else headers) or {}
     server = Server(command=tuple(command), url=url, variables=tuple(sorted(variables.items())))
     connection = shared_connection(server) if shared else Connection(server)
