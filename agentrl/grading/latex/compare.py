@@ -24,18 +24,15 @@ Not covered: capital letters, which mean the same as small ones.
 import random
 import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import sympy
 
 from agentrl.grading.latex.form import fits, number_fits, unreduced
-from agentrl.grading.latex.shape import blankless, collection, named, number, tidy, words
-from agentrl.grading.latex.trees import Tree, UnreadableLatex, read, with_imaginary
+from agentrl.grading.latex.shape import Number, blankless, collection, named, number, tidy, words
+from agentrl.grading.latex.trees import Tree, UnreadableLatex, read, value_at, with_imaginary
 from agentrl.grading.latex.undone import has_even_quotient
 from agentrl.grading.latex.units import Quantity, quantity
-
-if TYPE_CHECKING:
-    from agentrl.grading.latex.shape import Number
 
 _RELATION = re.compile(r"[=<>]|\\(?:le|ge|leq|geq|ne|neq|lt|gt|in|approx|equiv)(?![a-z])")
 _SET = re.compile(r"\\(?:cup|cap|setminus|mathbb|emptyset|backslash)(?![a-z])|\\begin")
@@ -148,7 +145,7 @@ def _single(answer: str, expected: str, problem: str) -> bool:
     return _formulas(left.value, right.value, problem)
 
 
-def _same_worth(literal: "Number", left: Quantity, wanted: "Number", right: Quantity) -> bool:
+def _same_worth(literal: Number, left: Quantity, wanted: Number, right: Quantity) -> bool:
     if left.percent == right.percent:
         return literal.value == wanted.value
     # The per cent sign is on one side only: 50% may be written 50 or 0.5.
@@ -187,7 +184,7 @@ def _same_trees(left: Tree, right: Tree) -> bool:
 def _same_values(left: sympy.Expr, right: sympy.Expr) -> bool | None:
     """Return True if two expressions have the same value wherever both are real; None where no value can be found."""
     symbols = sorted(left.free_symbols | right.free_symbols, key=str)
-    pairs = [(_value(left, point), _value(right, point)) for point in _points(symbols)]
+    pairs = [(value_at(left, point, _DIGITS), value_at(right, point, _DIGITS)) for point in _points(symbols)]
     defined = [(a, b) for a, b in pairs if a is not None and b is not None]
     if len(defined) < min(3, len(pairs)):
         return None
@@ -203,7 +200,7 @@ def _exactly(left: sympy.Expr, right: sympy.Expr, point: Point) -> bool:
     Within 900 digits a decimal of an irrational number differs, and so does a difference quotient unless its step is
     minute; such a step is found among the parts of ``left``.
     """
-    a, b = _value(left, point, _MANY_DIGITS), _value(right, point, _MANY_DIGITS)
+    a, b = value_at(left, point, _MANY_DIGITS), value_at(right, point, _MANY_DIGITS)
     if a is None or b is None or abs(a - b) > _MANY_AGREE * max(abs(a), abs(b)):
         return False
     return _smallest(left, point) >= _NEAR_ZERO * _smallest(right, point) ** 2
@@ -221,7 +218,7 @@ def _same_equations(left: sympy.Eq, right: sympy.Eq) -> bool:
     if answer is None or expected is None:
         return _verified(left, right)
     symbols = sorted(answer.free_symbols | expected.free_symbols, key=str)
-    values = [(_value(answer, point), _value(expected, point)) for point in _points(symbols)]
+    values = [(value_at(answer, point, _DIGITS), value_at(expected, point, _DIGITS)) for point in _points(symbols)]
     # A multiple has the same factor at every point.
     factors = [a / b for a, b in values if a is not None and b is not None and not a.is_zero and not b.is_zero]
     if len(factors) > 2 and all(_close(factor, factors[0]) for factor in factors):
@@ -249,14 +246,6 @@ def _points(symbols: Sequence[sympy.Basic]) -> Iterator[Point]:
     for number_ in range(_POINTS if symbols else 1):
         values = [rng.uniform(0.2, 3.0) * (rng.choice((1, -1)) if number_ >= _POINTS // 2 else 1) for _ in symbols]
         yield {symbol: sympy.Float(value, _DIGITS) for symbol, value in zip(symbols, values, strict=True)}
-
-
-def _value(tree: sympy.Expr, point: Point, digits: int = _DIGITS) -> sympy.Expr | None:
-    try:
-        value = tree.evalf(digits, subs=point, maxn=4 * digits)
-    except (ArithmeticError, TypeError, ValueError, AttributeError, NotImplementedError):  # whatever the tree holds
-        return None
-    return value if all(part.is_Float or part.is_Integer for part in value.as_real_imag()) else None
 
 
 def _close(left: sympy.Expr, right: sympy.Expr) -> bool:

@@ -4,6 +4,7 @@ latex2sympy parses it. What it can't parse, and what is undefined or too large t
 """
 
 import re
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import sympy
@@ -77,6 +78,15 @@ def with_imaginary(tree: Tree) -> Tree:
 def imaginary(tree: Any) -> Any:
     """Return ``tree`` with the root of -1 for the letter i, which evaluates what holds it."""
     return tree.xreplace({LETTER_I: sympy.I})
+
+
+def value_at(tree: Any, point: Mapping[Any, Any], digits: int) -> Any:
+    """Return the value of ``tree`` at ``point``, where i is the root of -1; None where it has no value."""
+    try:
+        value = imaginary(tree).evalf(digits, subs=point, maxn=max(100, 4 * digits))
+    except (ArithmeticError, TypeError, ValueError, AttributeError, NotImplementedError):  # whatever the tree holds
+        return None
+    return value if all(part.is_Float or part.is_Integer for part in value.as_real_imag()) else None
 
 
 def _as_fraction(match: re.Match[str]) -> str:

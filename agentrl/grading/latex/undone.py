@@ -18,7 +18,7 @@ from sympy.functions.elementary.trigonometric import InverseTrigonometricFunctio
 from sympy.matrices import MatrixBase
 from sympy.matrices.expressions import MatMul, MatrixExpr, MatrixSymbol
 
-from agentrl.grading.latex.trees import LETTER_I, imaginary
+from agentrl.grading.latex.trees import LETTER_I, imaginary, value_at
 
 _FAMILIES = (sympy.log, TrigonometricFunction, InverseTrigonometricFunction, HyperbolicFunction)
 """Functions of one kind: where ``\\ln 2`` is expected, ``\\log_2 3`` may be left unevaluated."""
@@ -74,12 +74,8 @@ def _drop_out(part: Any, letters: set[Any]) -> bool:
     """Return True if ``part`` has the same value whatever its letters are."""
     names = sorted(letters, key=str)
     points = [{name: sympy.Float(base + step * index) for index, name in enumerate(names)} for base, step in _POINTS]
-    try:
-        left, right = (imaginary(part).evalf(15, subs=point) for point in points)
-    except (ArithmeticError, TypeError, ValueError, AttributeError, NotImplementedError):  # whatever the part holds
-        return False
-    numbers = (*left.as_real_imag(), *right.as_real_imag())
-    if not all(number.is_Float or number.is_Integer for number in numbers):
+    left, right = (value_at(part, point, 15) for point in points)
+    if left is None or right is None:
         return False
     return bool(abs(left - right) <= _NOTHING * max(abs(left), abs(right)))
 
