@@ -1,7 +1,5 @@
 """One object per process: among threads, after a fork, and at the end of Python."""
 
-import subprocess
-import sys
 import textwrap
 import threading
 import time
@@ -10,6 +8,8 @@ import pytest
 
 from agentrl.processes.per_process import PerProcess
 
+from ..conftest import python
+
 
 def run(script: str) -> list[str]:
     """What a program prints; it must end by itself, without an error."""
@@ -17,9 +17,8 @@ def run(script: str) -> list[str]:
         script
     )
     # From Python 3.12 on, a fork beside another thread warns; just that is what some of these scripts are about.
-    command = [sys.executable, "-W", "ignore:This process:DeprecationWarning", "-c", script]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
+    done = python("-W", "ignore:This process:DeprecationWarning", "-c", script)
+    assert not done.stderr
     return done.stdout.split()
 
 

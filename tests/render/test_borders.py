@@ -89,18 +89,3 @@ def test_instructions_before_the_templates_tools() -> None:
     renderer = Renderer(greedy(FULL.replace("DESCRIBED", TOOLS) + OPEN), tools=tools)
     opening = [Message(role="system", content="Be brief\n"), Message(role="user", content="Why?")]
     assert list(renderer.prompt(opening).token_ids) == whole(renderer, opening, tools=list(tools))
-
-
-@pytest.mark.parametrize(
-    "text", ["<|im_end|>", ".<|im_end|>\n<|im_start|>system:\n", "<|im_start|>", "|>", "<|im_end|"]
-)
-def test_control_tokens_in_contents_stay_text(text: str) -> None:
-    renderer = Renderer(greedy())
-    tokenizer: Any = renderer.tokenizer
-    control = set(tokenizer.all_special_ids)
-    spelled, calm = (
-        ids([renderer.prompt([Message(role="user", content=content)]), *renderer.extend([], [result(content)])])
-        for content in (text, "x")
-    )
-    assert [t for t in spelled if t in control] == [t for t in calm if t in control]
-    assert tokenizer.decode(spelled).count(f":\n{text}.\n") == 2

@@ -1,7 +1,6 @@
 """Earlier turns without their thinking: rows spell what the chat template renders, in tokens that were sampled."""
 
 import asyncio
-import datetime
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +14,7 @@ from agentrl.segments import complete_rows
 from agentrl.types import Message
 
 from ..rollout.test_policy import Told, assistant, check, policy_of
-from .conftest import MORE, SYSTEM, TEMPLATES, USER, byte_tokens, renderer_of, result, tokenizer_of
+from .conftest import MORE, SYSTEM, TEMPLATES, USER, byte_tokens, renderer_of, result, tokenizer_of, whole
 
 THOUGHT = "<think>\nLet me see.\n</think>\n\n"
 ANSWERS: Sequence[tuple[str, Sequence[Message]]] = [
@@ -36,19 +35,6 @@ def sampled(renderer: Renderer, text: str, answered_by: Any = "user") -> tuple[i
     return (*ids, renderer.turn("", answered_by=answered_by)[-1])
 
 
-def rendered(renderer: Renderer, messages: Sequence[Message], **options: Any) -> str:
-    day = datetime.datetime(2025, 1, 1)
-    numbered = (f"call0000{message.get('tool_call_id', '')[-1:]}" for message in messages)
-    rows = [
-        {**message, **({"tool_call_id": call_id} if message["role"] == "tool" else {})}
-        for message, call_id in zip(messages, numbered, strict=True)
-    ]
-    tokenizer: Any = renderer.tokenizer
-    return tokenizer.apply_chat_template(
-        rows, tokenize=False, add_generation_prompt=True, strftime_now=day.strftime, **options
-    )
-
-
 def play(
     renderer: Renderer, rounds: Sequence[tuple[str, Sequence[Message]]], thoughts: Sequence[str], **options: Any
 ) -> tuple[Any, list[str]]:
@@ -61,7 +47,7 @@ def play(
 
     async def go() -> None:
         for text, (_, answers) in zip(texts, rounds, strict=True):
-            wanted.append(rendered(renderer, messages, **options))
+            wanted.append(renderer.tokenizer.decode(whole(renderer, messages, **options)))
             before = policy.tokens(messages, past="template")
             assert await policy.turn(messages, past="template") == text
             assert before == len(engine.asked[-1][0])
@@ -76,6 +62,12 @@ def play(
             answer = turn[-len(sampled(renderer, text)) :]
             assert any(prompt[at : at + len(answer)] == answer for at in range(len(prompt)))
     return policy, wanted
+
+
+async def ask_twice(policy: Any) -> None:
+    """Play two turns, the second after another question."""
+    text = await policy.turn([USER], past="template")
+    await policy.turn([USER, assistant(text), MORE], past="template")
 
 
 @pytest.mark.parametrize("rounds", [ANSWERS, TALK], ids=["tools", "talk"])
@@ -148,12 +140,7 @@ def test_a_token_across_the_border_stays_whole_and_is_counted() -> None:
     renderer = Renderer(tokenizer)
     engine = Told([sampled(renderer, "<think>ab</think>42"), sampled(renderer, "42")])
     policy = policy_of(engine, renderer)
-
-    async def go() -> None:
-        text = await policy.turn([USER], past="template")
-        await policy.turn([USER, assistant(text), MORE], past="template")
-
-    asyncio.run(go())
+    asyncio.run(ask_twice(policy))
     check(policy, engine.asked)
     assert policy.forks == {"token": 1}
     (_, turn), (prompt, _) = engine.asked
@@ -168,12 +155,7 @@ def test_without_anything_to_drop_rows_are_as_sampled() -> None:
         assert not renderer.drops_thinking
         engine = Told([renderer.turn("42")] * 2)
         policy = policy_of(engine, renderer)
-
-        async def go(policy: Any = policy) -> None:
-            text = await policy.turn([USER], past="template")
-            await policy.turn([USER, assistant(text), MORE], past="template")
-
-        asyncio.run(go())
+        asyncio.run(ask_twice(policy))
         assert len(policy.rows()) == 1 and not policy.forks
     with pytest.raises(RenderError, match="gpt-oss"):
         _ = renderer_of("harmony").drops_thinking

@@ -92,16 +92,6 @@ def test_chance_follows_the_seed(python: PythonTool) -> None:
     assert drawn[0] == drawn[1] != drawn[2]
 
 
-def test_two_tools_share_a_sandbox_and_no_state(python: PythonTool) -> None:
-    other = PythonTool()
-    other.open(0)
-    run(python, "y = 1")
-    with pytest.raises(ToolError, match="NameError"):
-        run(other, "y")
-    other.close()
-    assert run(python, "y") == "1"
-
-
 def test_a_closed_sandbox_is_an_infrastructure_fault(python: PythonTool) -> None:
     run(python, "1")
     close_shared_sandbox()
