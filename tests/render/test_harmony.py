@@ -32,10 +32,6 @@ def tokens(text: str) -> list[int]:
     return tokenizer_of("harmony")(text, add_special_tokens=False).input_ids
 
 
-def test_a_turn_ends_where_its_last_message_does(renderer: Renderer) -> None:
-    assert renderer.tokenizer.convert_ids_to_tokens(list(renderer.stop_ids)) == ["<|return|>", "<|call|>"]
-
-
 def test_thinking_and_calls_are_followed_as_the_template_does(renderer: Renderer) -> None:
     """Two calls with thinking before them, as the model samples them, against the template's own rendering."""
     called = {"type": "function", "function": {"name": "python", "arguments": {"code": "12 + 30"}}}

@@ -85,16 +85,6 @@ def test_a_template_that_can_not_be_extended_is_refused(template: str | None, re
         with_template(template)
 
 
-def test_a_template_that_forgets_tools_is_shown_the_users_words(renderer: Renderer) -> None:
-    forgetful = CHAT_TEMPLATE.replace(
-        "in messages", "in messages if message.role != 'tool' or messages[-1].role == 'tool'"
-    )
-    folding = with_template(forgetful)
-    assert folding.extend([], [result("42")]) == renderer.extend([], [result("42")])
-    as_user = Message(role="user", content=f"42\n\n{USER['content']}")
-    assert ids(folding.extend([], [result("42"), USER])) == ids(renderer.extend([], [as_user]))
-
-
 @pytest.mark.parametrize("role", ["system", "tool"])
 def test_what_a_template_leaves_out_is_said_by_the_user(renderer: Renderer, role: Any) -> None:
     folding = with_template(CHAT_TEMPLATE.replace("in messages", f"in messages if message.role != '{role}'"))

@@ -89,30 +89,11 @@ def test_names_and_ids_bring_nothing_along(name: str, call_id: str) -> None:
     assert shape.name == "unknown" and shape.call_id == "call00000"
 
 
-def test_ids_of_calls_are_kept_where_any_template_takes_them() -> None:
-    answers = [Message(role="tool", content="x", tool_call_id=call_id) for call_id in ("abcDEF123", "call_1")]
-    assert [shape.call_id for shape in shapes_of(answers)] == ["abcDEF123", "call00001"]
-
-
 STRICT = """{% for m in messages -%}
 {% if (m.role == 'user') != (loop.index0 is even) or m.role in ('system', 'tool') -%}
 {{ raise_exception('take turns') }}
 {%- endif %}[{{ m.role }}]{{ m.content | trim }}
 {%- endfor %}"""
-
-
-def test_what_a_template_refuses_is_said_by_the_user() -> None:
-    template = ChatTemplate(Templated(STRICT), {})
-    system, empty = Shape(role="system"), Shape(role="tool", content="")
-    left, middle, right = Slot(number=0, trim_left=True), Slot(number=1), Slot(number=2, trim_right=True)
-    assert template.write((system, USER)) == ("[user]", left, "\n\n", replace(middle, trim_right=True))
-    assert template.after_turn((empty, TOOL, USER)) == ("[user]", replace(middle, trim_left=True), "\n\n", right)
-    assert template.after_turn((empty,)) == ("[user]",)
-
-
-def test_what_a_template_refuses_for_good_is_said_in_its_words() -> None:
-    with pytest.raises(RenderError, match="refuses these messages: take turns"):
-        ChatTemplate(Templated(STRICT), {}).write((Shape(role="assistant"), USER))
 
 
 def test_a_template_that_counts() -> None:

@@ -70,11 +70,6 @@ class GoldStumbles(Good, codes="ARL-E022"):
         return [self.dialect.render("python", {"code": "random"}), rf"\boxed{{{task.answer}}}"]
 
 
-class GoldCallsNobody(Good, codes="ARL-E022"):
-    def gold(self, task: Task) -> Sequence[str]:
-        return ["```python\n1", rf"\boxed{{{task.answer}}}"]
-
-
 class ErrorsEnd(Good, codes="ARL-E004"):
     def step(self, action: str) -> Any:
         messages, reward, terminated, truncated, info = super().step(action)

@@ -34,11 +34,6 @@ class EmptySplit(Good, codes="ARL-E000"):
         return Empty([Task(id="", prompt="")])
 
 
-class OneSplit(Good, codes="ARL-E014"):
-    def tasks(self, split: str) -> TaskSet:
-        return super().tasks("train")
-
-
 class SplitsByCase(Good, codes="ARL-E014"):
     """The test split asks the same in capitals."""
 

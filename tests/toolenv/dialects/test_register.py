@@ -11,28 +11,17 @@ import pytest
 import agentrl
 from agentrl.cli import main
 from agentrl.config import load_config
-from agentrl.errors import ConfigError, UnknownNameError
+from agentrl.errors import ConfigError
 from agentrl.runs.assemble import task_source
 from agentrl.toolenv.dialects import DIALECTS, THINKING, Block, Dialect, Fence, get_dialect, register_dialect
-from agentrl.types import ToolCall
 
-from .conftest import Slash, add, documented, python
+from .conftest import Slash, documented
 
 
 @pytest.fixture(autouse=True)
 def clean(clean_registry: None) -> Generator[None]:
     with patch.dict(DIALECTS):
         yield
-
-
-def test_it_is_known_by_its_name() -> None:
-    dialect = get_dialect("slash", [python, add])
-    assert isinstance(dialect, Slash) and dialect.name == "slash"
-    assert dialect.parse('Let me see.\n/add {"a": 2}') == (ToolCall(name="add", arguments={"a": 2}, id="call_0"),)
-    assert '/python {"code": "code"}' in dialect.instructions()
-    assert agentrl.register_dialect is register_dialect
-    with pytest.raises(UnknownNameError, match="did you mean 'slash'"):
-        get_dialect("slsh")
 
 
 def test_it_is_played_and_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
