@@ -58,20 +58,16 @@ def check_arguments(kind: type, options: Mapping[str, object]) -> None:
     Raises:
         ConfigError: the class does not take one of them.
     """
-    names = argument_names(kind.__init__)
-    if "render_mode" in options and "render_mode" not in names:
+    parameters = inspect.signature(kind.__init__).parameters
+    if "render_mode" in options and "render_mode" not in parameters:
         raise ConfigError(f"{kind.__name__} draws nothing: leave render_mode out, and read env.episode.messages")
-    if any(each.kind is each.VAR_KEYWORD for each in inspect.signature(kind.__init__).parameters.values()):
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return  # it may hand anything on to its base
     for name in options:
-        if name not in names:
-            raise ConfigError(f"{kind.__name__}: it has no argument {name!r}; {nearest(name, names - {'split'})}")
-
-
-def argument_names(function: Callable[..., object]) -> set[str]:
-    """Return the names of the arguments that ``function`` takes by name."""
-    parameters = inspect.signature(function).parameters.values()
-    return {each.name for each in parameters if each.kind in (each.KEYWORD_ONLY, each.POSITIONAL_OR_KEYWORD)} - {"self"}
+        if name not in parameters:
+            # split is set by whoever plays.
+            known_names = parameters.keys() - {"self", "split"}
+            raise ConfigError(f"{kind.__name__}: it has no argument {name!r}; {nearest(name, known_names)}")
 
 
 def writable(text: str) -> str:

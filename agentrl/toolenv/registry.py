@@ -22,9 +22,9 @@ import gymnasium
 from gymnasium.envs import registration
 from gymnasium.envs.registration import EnvSpec
 
-from agentrl.errors import AgentRLError, ConfigError, EnvContractError, UnknownNameError, UsageError, nearest
+from agentrl.errors import AgentRLError, ConfigError, EnvContractError, UnknownNameError, UsageError
 from agentrl.sandboxes import SandboxError
-from agentrl.toolenv.author import argument_names, ask
+from agentrl.toolenv.author import ask
 from agentrl.toolenv.base import ToolEnv
 from agentrl.toolenv.dialects import DIALECTS
 
@@ -144,23 +144,13 @@ def make(env_id: str, **kwargs: Any) -> ToolEnv:
     except gymnasium.error.Error as error:
         raise UnknownNameError("environment", env_id, _registered_by(env_id) or list_envs()) from error
     except TypeError as error:
-        reason = _not_taken(error, gymnasium.registry[registered].entry_point)
+        reason = str(error).partition(" was raised from the environment creator")[0]
         raise ConfigError(f"environment {env_id!r} can't be made with {kwargs}: {reason}") from error
     if not isinstance(made, ToolEnv):
         raise EnvContractError(f"{env_id!r} is no agentrl.ToolEnv but a {type(made).__name__}")
     if not hasattr(made, "_held"):  # the last thing that ToolEnv.__init__ sets
         raise EnvContractError(f"{type(made).__name__}.__init__ does not call super().__init__(split=…, …): call it")
     return made
-
-
-def _not_taken(error: TypeError, creator: Any) -> str:
-    """Return why an environment does not take its arguments, with the nearest name of an unknown argument."""
-    reason = str(error).partition(" was raised from the environment creator")[0]
-    unknown = reason.partition("got an unexpected keyword argument ")[2].strip("'")
-    creator = registration.load_env_creator(creator) if isinstance(creator, str) else creator
-    # The player sets split, and a class with **options has arguments that only its base knows.
-    names = argument_names(creator) - {"split"}
-    return f"it has no argument {unknown!r}; {nearest(unknown, names)}" if unknown and names else reason
 
 
 def _registered_by(env_id: str) -> list[str]:
