@@ -39,13 +39,13 @@ class FirstEndsWithSystem(Good, codes="ARL-E001"):
         return self._episode.messages, info
 
 
-class FirstDrawn(Good, codes="ARL-E002"):
+class FirstDrawn(Good, codes="ARL-E002", shows=r"'Hint 7\..*' and 'Hint 8\."):
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         self.instructions = f"Hint {seed}."
         return super().reset(seed=seed, options=options)
 
 
-class FirstOfEachInstance(Good, codes="ARL-E002"):
+class FirstOfEachInstance(Good, codes="ARL-E002", shows=r"'Instance (\d+)\..*' and 'Instance (?!\1)"):
     instances: ClassVar[Any] = itertools.count()
 
     def __init__(self, **options: Any) -> None:
@@ -63,7 +63,7 @@ class GoldTooLong(Good, codes="ARL-E003"):
         return [rf"\boxed{{{task.answer}}}", "Thank you."]
 
 
-class GoldStumbles(Good, codes="ARL-E022"):
+class GoldStumbles(Good, codes="ARL-E022", shows=r"'python' failed with 'there is no chance here' on task 'train:0'"):
     """States the right answer after a call that fails."""
 
     def gold(self, task: Task) -> Sequence[str]:
@@ -95,7 +95,7 @@ class LimitTerminates(Good, codes="ARL-E006"):
         return messages, reward, terminated or truncated, False, info
 
 
-class RemembersEpisodes(Good, codes="ARL-E007"):
+class RemembersEpisodes(Good, codes="ARL-E007", shows=r"Turn (\d+)\.' and '.*Turn (?!\1\.)"):
     heard = 0
 
     def respond(self, episode: Episode) -> tuple[Message, ...]:
@@ -108,7 +108,7 @@ class SharedMemory(Memory):
         return self
 
 
-class Shares(Good, codes="ARL-E008"):
+class Shares(Good, codes="ARL-E008", shows=r"'x = 41 \| print\(x \+ 1\)' and 'print\(x \+ 1\) \| "):
     tools = (SharedMemory(),)
 
 

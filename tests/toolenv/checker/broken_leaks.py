@@ -62,7 +62,7 @@ class Mute(Memory):
         self.closed = True
 
 
-class ClosesForGood(Good, codes="ARL-P005"):
+class ClosesForGood(Good, codes="ARL-P005", shows=r"'print\(x \+ 1\)' and 'closed' in turn 1"):
     tools = (Mute(),)
 
 

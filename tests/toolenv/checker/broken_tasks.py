@@ -57,7 +57,7 @@ class LosesTasks(Good, codes="ARL-E015"):
         return Lost(three(super().tasks(split)))
 
 
-class MakesTasksAnew(Good, codes="ARL-E002 ARL-E015"):
+class MakesTasksAnew(Good, codes="ARL-E002 ARL-E015", shows=r"12345 - 7\. \((\d+)\)' and '.*12345 - 7\. \((?!\1)"):
     """Numbers its tasks by when they were made."""
 
     made: ClassVar[Any] = itertools.count()
@@ -107,7 +107,7 @@ class Unwritable(Good, codes="ARL-S004"):
         super().__init__(**options)
 
 
-class ForgetsItsArguments(Good, codes="ARL-S004"):
+class ForgetsItsArguments(Good, codes="ARL-S004", shows=r"environment: '.*Be kind\..*' and '"):
     """Means a tuple where JSON gives back a list."""
 
     arguments: ClassVar = {"style": ("kind",)}
@@ -215,7 +215,7 @@ def outdated(text: str) -> str:
     return text.look_up()  # type: ignore[attr-defined]
 
 
-class OffersOutdated(Good, codes="ARL-E023"):
+class OffersOutdated(Good, codes="ARL-E023", shows=r"All 7 calls of 'outdated' raised, .*AttributeError: 'str' object"):
     tools = (*Good.tools, outdated)
 
 
@@ -249,7 +249,7 @@ class SplitsByNothing(Good, codes="ARL-E014"):
         return GeneratedTasks(split, lambda i: replace(same[i], data={"table": [i], "maker": Memory}))
 
 
-class LosesData(Good, codes="ARL-E015"):
+class LosesData(Good, codes="ARL-E015", shows=r"their data is .*\[1, 2, 3\].* and .*\[\]"):
     """The task that is found holds another table than the one that was listed."""
 
     def tasks(self, split: str) -> TaskSet:

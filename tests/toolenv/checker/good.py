@@ -42,9 +42,12 @@ class Good(ToolEnv):
     codes: ClassVar[set[str]] = set()
     """The codes of the findings that it must give: these and no others."""
 
-    def __init_subclass__(cls, codes: str = "") -> None:
+    shows: ClassVar[str] = ""
+    """A pattern of what some finding says."""
+
+    def __init_subclass__(cls, codes: str = "", shows: str = "") -> None:
         super().__init_subclass__()
-        cls.codes = set(codes.split())
+        cls.codes, cls.shows = set(codes.split()), shows
 
     tools: Sequence[Any] = (Memory(),)
 

@@ -36,7 +36,8 @@ def test_a_broken_environment_is_found_out(
     for finding in report.findings:
         for sentence in (finding.message, finding.advice or finding.message):
             assert re.fullmatch(r"[A-Z0-9].*\.\)?", sentence), sentence
-        assert len(finding.message) < 400 and "\n" not in finding.message
+        assert len(finding.message) < 300 and "\n" not in finding.message
+    assert any(re.search(kind.shows, finding.message) for finding in report.findings), report
 
 
 def test_every_code_has_a_broken_environment_of_its_own() -> None:
