@@ -9,7 +9,6 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.errors import InfrastructureError
@@ -23,28 +22,9 @@ _PATIENCE_S = 2.0
 """Seconds that processes and threads have to end after ``close``."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Open:
-    """This process's children, threads and open files at a moment."""
-
-    children: frozenset[str]
-    """The ids of its children; grandchildren are theirs to end."""
-    threads: frozenset[threading.Thread]
-    """Its threads that are alive."""
-    files: int
-    """How many files and sockets are open."""
-
-
-def can_look() -> bool:
-    """Return True if this machine's ``/proc`` lists a process's children and open files."""
-    return (PROC / "fd").is_dir() and (PROC / "task").is_dir()
-
-
-def look() -> Open:
-    """Count what this process holds now."""
-    return Open(
-        children=frozenset(_children()), threads=frozenset(threading.enumerate()), files=len(os.listdir(PROC / "fd"))
-    )
+def _held() -> tuple[set[str], set[threading.Thread], int]:
+    """Return what this process holds: its children's ids, its threads, and its number of open files and sockets."""
+    return set(_children()), set(threading.enumerate()), len(os.listdir(PROC / "fd"))
 
 
 def _children() -> Iterator[str]:
@@ -63,10 +43,10 @@ def check_leaks(subject: Subject) -> Iterator[Finding]:
         yield Finding("ARL-P004", f"The close of an instance that never played raised {error}.")
     task, actions = subject.tasks[0], subject.scripts(subject.tasks[0])[1]
     yield from _lived(subject.another(), task, actions)
-    if not can_look():
+    if not (PROC / "fd").is_dir() or not (PROC / "task").is_dir():
         subject.skipped.append("what is left running: this machine has no /proc.")
         return
-    before = look()
+    before = _held()
     # Kept alive until the count: what only the garbage collector closes is a leak too.
     closed = [subject.another() for _ in range(_ROUNDS)]
     for other in closed:
@@ -95,18 +75,20 @@ def _lived(other: Subject, task: Task, actions: list[str]) -> Iterator[Finding]:
     shut(other.env)
 
 
-def _left(before: Open) -> Iterator[Finding]:
+def _left(before: tuple[set[str], set[threading.Thread], int]) -> Iterator[Finding]:
     until = time.monotonic() + _PATIENCE_S
-    while (left := list(_leaked(before, look()))) and time.monotonic() < until:
+    while (left := list(_leaked(*before))) and time.monotonic() < until:
         time.sleep(0.02)
     yield from left
 
 
-def _leaked(before: Open, now: Open) -> Iterator[Finding]:
-    if children := now.children - before.children:
-        yield Finding("ARL-P001", f"{len(children)} child processes run after {_ROUNDS} instances were closed.")
-    if threads := {thread.name for thread in now.threads - before.threads if thread.is_alive()}:
-        yield Finding("ARL-P002", f"After {_ROUNDS} instances were closed threads run, such as {min(threads)!r}.")
+def _leaked(children: set[str], threads: set[threading.Thread], files: int) -> Iterator[Finding]:
+    """Yield a finding for each kind of thing that is held beside these."""
+    children_now, threads_now, files_now = _held()
+    if left := children_now - children:
+        yield Finding("ARL-P001", f"{len(left)} child processes run after {_ROUNDS} instances were closed.")
+    if names := {thread.name for thread in threads_now - threads if thread.is_alive()}:
+        yield Finding("ARL-P002", f"After {_ROUNDS} instances were closed threads run, such as {min(names)!r}.")
     # Fewer than one per instance are files that the process opens now and then.
-    if (files := now.files - before.files) >= _ROUNDS:
-        yield Finding("ARL-P003", f"{files} more files or sockets are open after {_ROUNDS} instances were closed.")
+    if (more := files_now - files) >= _ROUNDS:
+        yield Finding("ARL-P003", f"{more} more files or sockets are open after {_ROUNDS} instances were closed.")
