@@ -24,9 +24,8 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from agentrl.errors import RenderError, UsageError, first_line
-from agentrl.render import harmony
+from agentrl.render import harmony, thinking
 from agentrl.render.template import ChatTemplate, Piece, Shape, Slot, Template, shapes_of
-from agentrl.render.thinking import Thinking
 from agentrl.render.tokens import IN_TEXT, Owned, TextTokenizer, TextTokens
 from agentrl.segments import Segment, Source
 from agentrl.types import Message
@@ -174,7 +173,6 @@ class Renderer:
         if self._tokens.parts(schemas := json.dumps(list(tools), ensure_ascii=False)) != [schemas]:
             raise RenderError("a tool's schema spells a control token of the tokenizer: change its description")
         self._template = ChatTemplate(tokenizer, template_args or {}, tools)
-        self._thinking = Thinking(self._template)
         closing = self._tokens.parts(self._template.closing)
         self._closing = next((part for part in closing if isinstance(part, int)), None)
         self._lead = self._tokens.parts(self._template.lead)
@@ -218,14 +216,14 @@ class Renderer:
         """The model's other end tokens, as :func:`load_tokenizer` has recorded them."""
         return self.tokenizer.init_kwargs.get(_ENDS, ())
 
-    @property
+    @functools.cached_property
     def drops_thinking(self) -> bool:
         """True if the chat template takes thinking out of earlier turns.
 
         Raises:
             RenderError: the template is gpt-oss's, whose thinking is a channel of its own.
         """
-        return self._thinking.drops
+        return thinking.drops_thinking(self._template)
 
     def prompt(self, messages: Sequence[Message]) -> Segment:
         """Render the first prompt, up to where the assistant begins to speak.
@@ -271,7 +269,7 @@ class Renderer:
         """
         segments, run, inside = list[Segment](), list[Piece](), False
         turn: Sequence[int] | None = None
-        for piece in (*self._thinking.write(messages), None):
+        for piece in (*thinking.write(self._template, messages), None):
             if isinstance(piece, str | Slot):
                 run.append(piece)
                 continue

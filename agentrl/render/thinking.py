@@ -3,7 +3,6 @@
 Templates take ``<think>…</think>`` out of some earlier turns, such as all before the newest question.
 """
 
-import functools
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -29,76 +28,72 @@ class Shown:
     """The character of the turn's text from which on it is shown; 0 for the whole turn."""
 
 
-class Thinking:
-    """A chat template that writes complete conversations, some of their turns without their thinking."""
+def drops_thinking(template: ChatTemplate) -> bool:
+    """Return True if the template takes thinking out of a turn that a question follows.
 
-    def __init__(self, template: ChatTemplate) -> None:
-        self._template = template
+    Raises:
+        RenderError: the template is gpt-oss's, whose thinking is a channel of its own.
+    """
+    if template.lead == harmony.LEAD:
+        raise RenderError("gpt-oss's thinking can't be dropped as its template does: use history = 'append'")
+    turn = Shape(role="assistant", content=_marked(0, f"{_BEGIN}x{_END}x"))
+    question = Shape(role="user", content="x")
+    with suppress(RenderError):  # what the template refuses, such as a second question, is no reason to rewrite
+        _, marks = _split(template.write((question, turn, question)))
+        return (0, "thought") not in marks
+    return False
 
-    @functools.cached_property
-    def drops(self) -> bool:
-        """True if the template takes thinking out of a turn that a question follows.
 
-        Raises:
-            RenderError: the template is gpt-oss's, whose thinking is a channel of its own.
-        """
-        if self._template.lead == harmony.LEAD:
-            raise RenderError("gpt-oss's thinking can't be dropped as its template does: use history = 'append'")
-        turn = Shape(role="assistant", content=_marked(0, f"{_BEGIN}x{_END}x"))
-        question = Shape(role="user", content="x")
-        with suppress(RenderError):  # what the template refuses, such as a second question, is no reason to rewrite
-            _, marks = _split(self._template.write((question, turn, question)))
-            return (0, "thought") not in marks
-        return False
+def write(template: ChatTemplate, messages: Sequence[Message]) -> Iterator[Piece | Shown]:
+    """Yield a conversation up to where the assistant speaks next.
 
-    def write(self, messages: Sequence[Message]) -> Iterator[Piece | Shown]:
-        """Yield a conversation up to where the assistant speaks next.
+    Raises:
+        RenderError: the template refuses the messages, or skips, repeats or changes one.
+    """
+    texts, items = _rendered(template, messages)
+    # White space between thinking and answer is shown as far as the text before the answer grows by it.
+    bare, others = _rendered(template, messages, blanks=False)
+    answers = [item[0] for item in items if not isinstance(item, Slot) and item[1] == "answer"]
+    if items != others or answers != [i for i, message in enumerate(messages) if message["role"] == "assistant"]:
+        raise RenderError("the chat template does not show each answer once, in order: use history = 'append'")
+    whole = -1
+    for text, shorter, item in zip(texts, bare, items, strict=False):
+        if isinstance(item, Slot):
+            yield from (text, item)
+            continue
+        number, part = item
+        content = messages[number]["content"]
+        thinking, closed, answer = content.rpartition(_END)
+        opened = _opened(template, text, thinking)
+        # Blank thinking has no mark, but an end. Some templates put an empty block in place of thinking.
+        blank = not thinking.removeprefix(_BEGIN).strip() and _END in text.removeprefix(opened)
+        if part == "thought" or (whole != number and (not closed or blank)):
+            whole = number
+            yield from (opened, Shown(number=number, start=0))
+        elif whole != number:
+            blanks = len(answer) - len(answer.lstrip()) - (len(text) - len(shorter))
+            yield from (shorter, Shown(number=number, start=len(content) - len(answer) + blanks))
+    yield texts[-1]
 
-        Raises:
-            RenderError: the template refuses the messages, or skips, repeats or changes one.
-        """
-        texts, items = self._rendered(messages)
-        # White space between thinking and answer is shown as far as the text before the answer grows by it.
-        bare, others = self._rendered(messages, blanks=False)
-        answers = [item[0] for item in items if not isinstance(item, Slot) and item[1] == "answer"]
-        if items != others or answers != [i for i, message in enumerate(messages) if message["role"] == "assistant"]:
-            raise RenderError("the chat template does not show each answer once, in order: use history = 'append'")
-        whole = -1
-        for text, shorter, item in zip(texts, bare, items, strict=False):
-            if isinstance(item, Slot):
-                yield from (text, item)
-                continue
-            number, part = item
-            content = messages[number]["content"]
-            thinking, closed, answer = content.rpartition(_END)
-            opened = self._opened(text, thinking)
-            # Blank thinking has no mark, but an end. Some templates put an empty block in place of thinking.
-            blank = not thinking.removeprefix(_BEGIN).strip() and _END in text.removeprefix(opened)
-            if part == "thought" or (whole != number and (not closed or blank)):
-                whole = number
-                yield from (opened, Shown(number=number, start=0))
-            elif whole != number:
-                blanks = len(answer) - len(answer.lstrip()) - (len(text) - len(shorter))
-                yield from (shorter, Shown(number=number, start=len(content) - len(answer) + blanks))
-        yield texts[-1]
 
-    def _rendered(
-        self, messages: Sequence[Message], *, blanks: bool = True
-    ) -> tuple[list[str], list[Slot | tuple[int, str]]]:
-        shapes = [
-            replace(shape, content=_marked(number, messages[number]["content"], blanks=blanks))
-            if shape.role == "assistant"
-            else shape
-            for number, shape in enumerate(shapes_of(messages))
-        ]
-        return _split(self._template.write(tuple(shapes)))
+def _rendered(
+    template: ChatTemplate, messages: Sequence[Message], *, blanks: bool = True
+) -> tuple[list[str], list[Slot | tuple[int, str]]]:
+    shapes = [
+        replace(shape, content=_marked(number, messages[number]["content"], blanks=blanks))
+        if shape.role == "assistant"
+        else shape
+        for number, shape in enumerate(shapes_of(messages))
+    ]
+    return _split(template.write(tuple(shapes)))
 
-    def _opened(self, text: str, thinking: str) -> str:
-        """Return the template's text up to where the turn was sampled, which is shown whole."""
-        before, opening, _ = text.rpartition(self._template.opening or "\0")
-        if opening:
-            return before + opening
-        return text.rpartition(_BEGIN)[0] if thinking.startswith(_BEGIN) and _BEGIN in text else text
+
+def _opened(template: ChatTemplate, text: str, thinking: str) -> str:
+    """Return the template's text up to where the turn was sampled, which is shown whole."""
+    before, opening, _ = text.rpartition(template.opening or "\0")
+    if opening:
+        return before + opening
+    return text.rpartition(_BEGIN)[0] if thinking.startswith(_BEGIN) and _BEGIN in text else text
 
 
 def _marked(number: int, text: str, *, blanks: bool = True) -> str:
