@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.grading.formulas import FUNCTIONS, MAX_CHARS, Formula, Unreadable, parse, parts, write
+from agentrl.grading.formulas import FUNCTIONS, MAX_CHARS, Formula, Unreadable, parse, write
 from agentrl.grading.values import MAX_BITS, same_number, value
 
 TABLES: dict[str, list[Any]] = tomllib.loads(Path(__file__).with_name("answers.toml").read_text())
@@ -143,7 +143,3 @@ def test_hostile_text_takes_no_time(text: str) -> None:
 def test_any_text_is_read_or_refused(text: str) -> None:
     with contextlib.suppress(Unreadable):
         value(read(text), {"x": HALF, "y": HALF})
-
-
-def test_parts_are_the_whole_and_everything_in_it() -> None:
-    assert list(parts(("+", Fraction(1), ("neg", "x")))) == [("+", 1, ("neg", "x")), 1, ("neg", "x"), "x"]

@@ -174,11 +174,6 @@ def test_no_module_is_imported_for_an_id_that_is_there() -> None:
     assert isinstance(agentrl.make("no_such_module:agentrl/Arithmetic-v0"), ToolEnv)
 
 
-def test_an_id_may_name_its_module(plugin: Path) -> None:
-    (plugin / "quiz_module.py").write_text("import quiz_plugin\nquiz_plugin.offer()\n")
-    assert isinstance(agentrl.make("quiz_module:plug/Quiz-v0"), ToolEnv)
-
-
 def test_what_an_environment_imports_in_vain_is_named(plugin: Path) -> None:
     (plugin / "quiz_module.py").write_text("import no_such_library\n")
     agentrl.register("plug/Lacking-v0", "quiz_module:Quiz")
