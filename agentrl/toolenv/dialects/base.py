@@ -4,9 +4,9 @@ import hashlib
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from agentrl.errors import DialectError
 from agentrl.toolenv.dialects.bodies import Form, describe
@@ -19,6 +19,18 @@ THINKING = "(?P<think><think>)"
 THINK_TAG = "</?think>"
 """Escaped in arguments by dialects that can write a text in several ways."""
 _THINK_END = "</think>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A stretch of an assistant's text."""
+
+    kind: Literal["text", "thinking", "call"]
+    """What it is."""
+    text: str
+    """It, without the tags of thinking, and with the marks of a call."""
+    calls: tuple[ToolCall, ...] = ()
+    """The calls in it, without ids."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,17 +118,30 @@ class Dialect(ABC):
 
         A call that can't be read has an ``error`` in words for the model.
         """
-        calls: list[ToolCall] = []
-        position = _after_opened_thinking(text)
-        while (opening := self.opening.search(text, position)) is not None:
-            if opening["think"] is None:
-                block = self.read_block(text, opening)
-                calls += block.calls
-                # A dialect's own read_block may return any end: the loop has to advance all the same.
-                position = max(block.end, position + 1)
-            else:
-                position = _after(text.find(_THINK_END, opening.end()), text)
+        calls = (call for piece in self.pieces(text) for call in piece.calls)
         return tuple(replace(call, id=f"call_{number}") for number, call in enumerate(calls))
+
+    def pieces(self, text: str) -> Iterator[Piece]:
+        """Cut the assistant's ``text`` into what it says, thinks and calls, in order. Never raises."""
+        position = _after_opened_thinking(text)
+        if position:
+            yield Piece(kind="thinking", text=text[:position].removesuffix(_THINK_END))
+        start = position
+        while (opening := self.opening.search(text, position)) is not None:
+            if opening["think"] is not None:
+                end, kind, calls = _after(text.find(_THINK_END, opening.end()), text), "thinking", ()
+                inside = text[opening.end() : end].removesuffix(_THINK_END)
+            else:
+                block = self.read_block(text, opening)
+                # A dialect's own read_block may return any end: the loop has to advance all the same.
+                end, kind, calls = max(block.end, position + 1), "call", block.calls
+                inside = text[opening.start() : end]
+            if calls or kind == "thinking":
+                yield Piece(kind="text", text=text[start : opening.start()])
+                yield Piece(kind=kind, text=inside, calls=calls)
+                start = end
+            position = end
+        yield Piece(kind="text", text=text[start:])
 
     def render(self, name: str, arguments: Mapping[str, object]) -> str:
         """Write a call of tool ``name`` that ``parse`` reads back as the same call.

@@ -1,0 +1,304 @@
+"""The server that agents speak to as if it were a model's: a session for each episode, and nothing else."""
+
+import asyncio
+import contextlib
+import hmac
+import json
+import secrets
+import socket
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from agentrl.endpoint.chat import Chat
+from agentrl.endpoint.messages import Messages
+from agentrl.endpoint.responses import Responses
+from agentrl.endpoint.session import Options, Session
+from agentrl.endpoint.wire import BadRequestError, ClientGoneError, Event, Wire
+from agentrl.errors import InfrastructureError, RenderError, TokenLimitError, UsageError
+from agentrl.rollout.policy import Policy
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
+SendMessage: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+_WIRES: Mapping[str, type[Wire]] = {"chat/completions": Chat, "responses": Responses, "messages": Messages}
+_COUNT = "messages/count_tokens"
+_MODELS = "models"
+_JSON = [(b"content-type", b"application/json")]
+_STREAM = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerLimits:
+    """Bounds of what a client may ask for."""
+
+    body_bytes: int = 32 * 2**20
+    """Largest request."""
+    requests: int = 10_000
+    """Most requests of a session."""
+    parallel: int = 64
+    """Most requests of a session at a time."""
+    seconds: float = 3600.0
+    """Longest time for an answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ticket:
+    """What an agent needs to reach its session."""
+
+    name: str
+    """Stands in the URL: the session's path is ``/s/NAME``."""
+    key: str
+    """The API key, by which alone the session can be reached too."""
+    session: Session
+    """The conversations."""
+
+
+class Endpoint:
+    """Serves sessions over HTTP on this machine, in the event loop that samples.
+
+    Args:
+        path: of a Unix socket; by default a port of the loopback interface is taken.
+        options: how to treat what the policy can't follow.
+        limits: bounds of what a client may ask for.
+    """
+
+    def __init__(
+        self, path: Path | None = None, options: Options | None = None, limits: ServerLimits | None = None
+    ) -> None:
+        self._path, self._options, self._limits = path, options, limits or ServerLimits()
+        self._tickets = dict[str, Ticket]()
+        self._asked, self._running = dict[str, int](), dict[str, int]()
+        self._server: Any = None
+        self._serving: asyncio.Task[None] | None = None
+        self.url = ""
+        """Where it listens, once it has started."""
+
+    async def start(self) -> None:
+        """Listen.
+
+        Raises:
+            UsageError: uvicorn is not installed.
+        """
+        try:
+            import uvicorn
+        except ModuleNotFoundError as error:
+            raise UsageError("the endpoint needs uvicorn: pip install 'agentrl[endpoint]'") from error
+        listening = socket.socket(socket.AF_UNIX if self._path else socket.AF_INET)
+        listening.bind(str(self._path) if self._path else ("127.0.0.1", 0))
+        listening.listen(1024)
+        self.url = f"unix://{self._path}" if self._path else f"http://127.0.0.1:{listening.getsockname()[1]}"
+        config = uvicorn.Config(self._app, log_level="warning", lifespan="off", ws="none", access_log=False)
+        self._server = uvicorn.Server(config)
+        # Ctrl-C belongs to the run.
+        self._server.capture_signals = contextlib.nullcontext
+        self._serving = asyncio.create_task(self._server.serve(sockets=[listening]))
+        while not self._server.started:
+            await asyncio.sleep(0.01)
+
+    async def stop(self) -> None:
+        """Stop listening, and end what is being answered."""
+        if self._serving is not None:
+            self._server.should_exit = self._server.force_exit = True
+            await self._serving
+            self._serving = None
+        if self._path:
+            self._path.unlink(missing_ok=True)
+
+    def open(self, policy: Policy, dialect: str, seed: int) -> Ticket:
+        """Open a session.
+
+        Args:
+            policy: samples its turns.
+            dialect: name of the dialect in which the policy writes calls.
+            seed: the episode's, unique over the run: call ids begin with it.
+        """
+        session = Session(policy, dialect, f"{seed:016x}", self._options)
+        ticket = Ticket(name=secrets.token_hex(8), key=f"sk-{secrets.token_urlsafe(32)}", session=session)
+        self._tickets[ticket.name] = ticket
+        self._asked[ticket.name] = self._running[ticket.name] = 0
+        return ticket
+
+    def close(self, ticket: Ticket) -> None:
+        """Close a session: its key is a stranger's from now on."""
+        for table in (self._tickets, self._asked, self._running):
+            table.pop(ticket.name, None)
+
+    async def _app(self, scope: Scope, receive: Receive, send: SendMessage) -> None:
+        method, path = str(scope["method"]), str(scope["path"])
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        reply = _HttpReply(send)
+        # Claude Code looks whether anybody is there; it names no key.
+        if method == "HEAD":
+            return await reply.status(200, {})
+        name, rest = _split(path)
+        wire = _WIRES.get("messages" if rest == _COUNT else rest, Chat)
+        ticket = self._ticket(name, headers)
+        if ticket is None:
+            return await reply.status(401, wire.error(401, "this key opens no session"))
+        if rest == _MODELS and method == "GET":
+            model = {"id": "policy", "object": "model", "type": "model", "created": 0, "owned_by": "agentrl"}
+            return await reply.status(200, {"object": "list", "data": [model], "has_more": False})
+        if method != "POST" or (rest not in _WIRES and rest != _COUNT):
+            return await reply.status(404, wire.error(404, f"there is no {method} {rest[:60]} here"))
+        if self._asked[ticket.name] >= self._limits.requests or self._running[ticket.name] >= self._limits.parallel:
+            return await reply.status(400, wire.error(400, "this session has asked for too much"))
+        self._asked[ticket.name] += 1
+        self._running[ticket.name] += 1
+        try:
+            await self._post(ticket, wire, rest, headers, receive, reply)
+        finally:
+            if ticket.name in self._running:
+                self._running[ticket.name] -= 1
+        return None
+
+    def _ticket(self, name: str, headers: Mapping[str, str]) -> Ticket | None:
+        """Find the session that a key opens; every key is compared, in constant time."""
+        key = headers.get("x-api-key") or headers.get("authorization", "").removeprefix("Bearer ")
+        opened = [ticket for ticket in self._tickets.values() if hmac.compare_digest(ticket.key.encode(), key.encode())]
+        return next((ticket for ticket in opened if name in ("", ticket.name)), None)
+
+    async def _post(
+        self,
+        ticket: Ticket,
+        wire: type[Wire],
+        rest: str,
+        headers: Mapping[str, str],
+        receive: Receive,
+        reply: "_HttpReply",
+    ) -> None:
+        session = ticket.session
+        try:
+            body = await _body(receive, self._limits.body_bytes)
+            request = wire.read(body)
+            if rest == _COUNT:
+                return await reply.status(200, {"input_tokens": session.count(request)})
+            async with asyncio.timeout(self._limits.seconds):
+                await _unless_gone(receive, reply, session.answer(wire, request, headers, reply))
+        except ClientGoneError:
+            session.counts["never delivered"] += 1
+        except _TooLargeError as error:
+            await reply.status(413, wire.error(413, str(error)))
+        except TokenLimitError as error:
+            await reply.status(400, wire.error(400, str(error), too_long=True))
+        except (BadRequestError, RenderError) as error:
+            await reply.status(400, wire.error(400, str(error)))
+        except TimeoutError:
+            await reply.status(503, wire.error(503, "the answer took too long"))
+        except InfrastructureError as error:
+            session.fault = error
+            await reply.status(500, wire.error(500, "the engine failed"))
+        except asyncio.CancelledError:
+            # Ended by its own retry, or by the end of the episode.
+            session.counts["never delivered"] += 1
+            await reply.status(503, wire.error(503, "the request was ended"))
+        return None
+
+
+class _TooLargeError(UsageError):
+    """A body exceeds the limit."""
+
+
+class _HttpReply:
+    """Sends an answer, as a whole or as a stream."""
+
+    def __init__(self, send: SendMessage) -> None:
+        self._send, self._begun = send, False
+        self.gone = False
+        """True once the client has hung up."""
+
+    async def status(self, status: int, body: Mapping[str, Any]) -> None:
+        """Send a body with a status, or end a stream that has begun without its end: the client retries it."""
+        if self.gone or self._begun:
+            return
+        self._begun = True
+        data = json.dumps(body).encode() if body else b""
+        length = [(b"content-length", str(len(data)).encode())]
+        await self._send({"type": "http.response.start", "status": status, "headers": [*_JSON, *length]})
+        await self._send({"type": "http.response.body", "body": data})
+
+    async def body(self, body: Mapping[str, Any]) -> None:
+        """Send a whole answer."""
+        await self.status(200, body)
+        self._check()
+
+    async def events(self, events: Iterator[Event]) -> None:
+        """Send events of a stream."""
+        if not self._begun:
+            self._begun = True
+            await self._send({"type": "http.response.start", "status": 200, "headers": _STREAM})
+        for name, data in events:
+            text = data if isinstance(data, str) else json.dumps(data)
+            lines = f"event: {name}\ndata: {text}\n\n" if name else f"data: {text}\n\n"
+            await self._send({"type": "http.response.body", "body": lines.encode(), "more_body": True})
+        self._check()
+
+    async def end(self) -> None:
+        """End the stream."""
+        await self._send({"type": "http.response.body", "body": b""})
+
+    def _check(self) -> None:
+        if self.gone:
+            raise ClientGoneError("the client has hung up")
+
+
+async def _unless_gone(receive: Receive, reply: _HttpReply, answering: Any) -> None:
+    """Answer, and stop sampling where the client hangs up.
+
+    Raises:
+        ClientGoneError: it has.
+    """
+    answer = asyncio.create_task(answering)
+
+    async def listen() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        reply.gone = True
+
+    listening = asyncio.create_task(listen())
+    try:
+        await asyncio.wait([answer, listening], return_when=asyncio.FIRST_COMPLETED)
+        if answer.done():
+            answer.result()
+            return
+        raise ClientGoneError("the client has hung up")
+    finally:
+        for task in (answer, listening):
+            task.cancel()
+        await asyncio.wait([answer, listening])
+
+
+async def _body(receive: Receive, limit: int) -> Mapping[str, Any]:
+    """Read a request's body.
+
+    Raises:
+        BadRequestError: it is no JSON object.
+        _TooLargeError: it is larger than ``limit`` bytes.
+        ClientGoneError: the client hung up.
+    """
+    data, more = bytearray(), True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError("the client has hung up")
+        data += message.get("body", b"")
+        more = message.get("more_body", False)
+        if len(data) > limit:
+            raise _TooLargeError(f"the request is larger than {limit} bytes")
+    try:
+        body = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise BadRequestError("the body is no JSON") from error
+    if not isinstance(body, dict):
+        raise BadRequestError("the body must be a JSON object")
+    return body
+
+
+def _split(path: str) -> tuple[str, str]:
+    """Split a path into the session's name, which may be absent, and what follows ``/v1/``."""
+    name = ""
+    if path.startswith("/s/"):
+        name, _, path = path.removeprefix("/s/").partition("/")
+    return name, path.removeprefix("/").removeprefix("v1/")
