@@ -12,7 +12,7 @@ from agentrl.engines.scripted import ScriptedEngine
 from agentrl.render.renderer import Renderer
 from agentrl.rollout.collector import Collector
 from agentrl.rollout.plan import EpisodeSpec, TaskSource
-from agentrl.rollout.policy import EpisodeLimits
+from agentrl.rollout.player import EpisodeLimits
 
 KILLERS = (
     "import resource as r; r.prlimit(1, r.RLIMIT_NOFILE, (0, 0))",

@@ -23,7 +23,7 @@ from agentrl.models.load import load_model
 from agentrl.render.renderer import Renderer, load_tokenizer
 from agentrl.rollout.collector import Collector
 from agentrl.rollout.plan import EpisodeSpec
-from agentrl.rollout.policy import EpisodeLimits
+from agentrl.rollout.player import EpisodeLimits
 from agentrl.runs.folder import checkpoints, read_jsonl
 from agentrl.runs.records import read_episodes
 from agentrl.toolenv.base import Episode, ToolEnv

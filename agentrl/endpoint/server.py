@@ -6,7 +6,7 @@ import hmac
 import json
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -90,7 +90,15 @@ class Endpoint:
         listening.bind(str(self._path) if self._path else ("127.0.0.1", 0))
         listening.listen(1024)
         self.url = f"unix://{self._path}" if self._path else f"http://127.0.0.1:{listening.getsockname()[1]}"
-        config = uvicorn.Config(self._app, log_level="warning", lifespan="off", ws="none", access_log=False)
+        config = uvicorn.Config(
+            self._app,
+            interface="asgi3",
+            log_level="warning",
+            lifespan="off",
+            ws="none",
+            access_log=False,
+            proxy_headers=False,
+        )
         self._server = uvicorn.Server(config)
         # Ctrl-C belongs to the run.
         self._server.capture_signals = contextlib.nullcontext
@@ -210,8 +218,11 @@ class _HttpReply:
         """True once the client has hung up."""
 
     async def status(self, status: int, body: Mapping[str, Any]) -> None:
-        """Send a body with a status, or end a stream that has begun without its end: the client retries it."""
-        if self.gone or self._begun:
+        """Send a body with a status; a stream that has begun is cut off instead, which its client takes for a fault."""
+        if self.gone:
+            return
+        if self._begun:
+            await self._send({"type": "http.response.body", "body": b""})
             return
         self._begun = True
         data = json.dumps(body).encode() if body else b""
@@ -224,20 +235,17 @@ class _HttpReply:
         await self.status(200, body)
         self._check()
 
-    async def events(self, events: Iterator[Event]) -> None:
+    async def events(self, events: Iterable[Event], *, last: bool = False) -> None:
         """Send events of a stream."""
         if not self._begun:
             self._begun = True
             await self._send({"type": "http.response.start", "status": 200, "headers": _STREAM})
+        lines = list[str]()
         for name, data in events:
             text = data if isinstance(data, str) else json.dumps(data)
-            lines = f"event: {name}\ndata: {text}\n\n" if name else f"data: {text}\n\n"
-            await self._send({"type": "http.response.body", "body": lines.encode(), "more_body": True})
+            lines.append(f"event: {name}\ndata: {text}\n\n" if name else f"data: {text}\n\n")
+        await self._send({"type": "http.response.body", "body": "".join(lines).encode(), "more_body": not last})
         self._check()
-
-    async def end(self) -> None:
-        """End the stream."""
-        await self._send({"type": "http.response.body", "body": b""})
 
     def _check(self) -> None:
         if self.gone:

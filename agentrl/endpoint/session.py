@@ -148,7 +148,6 @@ class Session:
             delivered.append(await speech.end(answer, lambda answer: wire.whole(answer, request)))
 
         try:
-            await speech.begin()
             sampled = await policy.sample(
                 attempt.messages,
                 dialect.template_tools,

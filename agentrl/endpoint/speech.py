@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from agentrl.endpoint.turns import Spoken, readable_lines
@@ -22,8 +22,8 @@ class Reply(Protocol):
         """Send a whole answer."""
         ...
 
-    async def events(self, events: Iterator[Event]) -> None:
-        """Send events of a stream."""
+    async def events(self, events: Iterable[Event], *, last: bool = False) -> None:
+        """Send events of a stream, the first of which begin it."""
         ...
 
 
@@ -52,7 +52,8 @@ class Speech:
         # A token decodes to at least one character, but for parts of one: four bytes at most.
         self._window = 4 * max(map(len, stop), default=0) + 8
         self._token_ids, self._sent = list[int](), Spoken(thinking="", text="", calls=())
-        self._task: asyncio.Task[None] | None = None
+        self._task = asyncio.create_task(self._speak(writer)) if writer is not None else None
+        self._begun = False
 
     def hear(self, token: int) -> bool:
         """Take the next token; return True if the turn ends with it."""
@@ -66,12 +67,6 @@ class Speech:
         """Return a turn's text up to the stop text that has ended it."""
         return text if self.stopped_by is None else text[: text.rfind(self.stopped_by)]
 
-    async def begin(self) -> None:
-        """Begin the stream, if there is one."""
-        if self._writer is not None:
-            await self._reply.events(self._writer.begin())
-            self._task = asyncio.create_task(self._speak(self._writer))
-
     async def end(self, answer: Answer, whole: Callable[[Answer], Mapping[str, Any]]) -> Answer:
         """Send the rest of the answer, or all of it; return it as it was sent."""
         await self.close()
@@ -79,7 +74,7 @@ class Speech:
             await self._reply.body(whole(answer))
             return answer
         await self._more(self._writer, answer.thinking, answer.text)
-        await self._reply.events(self._writer.end(answer))
+        await self._write(self._writer, self._writer.end(answer), last=True)
         return answer
 
     async def close(self) -> None:
@@ -100,7 +95,7 @@ class Speech:
                 if await self._more(writer, spoken.thinking, spoken.text):
                     news_at = time.monotonic()
             if time.monotonic() - news_at > _ALIVE_S:
-                await self._reply.events(writer.text("") if self._sent.text else writer.thinking(""))
+                await self._write(writer, writer.text("") if self._sent.text else writer.thinking(""))
                 news_at = time.monotonic()
 
     async def _more(self, writer: Writer, thinking: str, text: str) -> bool:
@@ -108,8 +103,14 @@ class Speech:
         thought, said = thinking[len(self._sent.thinking) :], text[len(self._sent.text) :]
         # Thoughts behind a text that was sent can't be sent any more: a stream has them first.
         if thought and not self._sent.text:
-            await self._reply.events(writer.thinking(thought))
+            await self._write(writer, writer.thinking(thought))
         if said:
-            await self._reply.events(writer.text(said))
+            await self._write(writer, writer.text(said))
         self._sent = Spoken(thinking=thinking, text=text, calls=())
         return bool(thought or said)
+
+    async def _write(self, writer: Writer, events: Iterable[Event], *, last: bool = False) -> None:
+        # Begun late, so that a history without room for an answer is an error with a status of its own.
+        begin = () if self._begun else writer.begin()
+        self._begun = True
+        await self._reply.events(chain(begin, events), last=last)

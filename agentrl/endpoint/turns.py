@@ -5,8 +5,9 @@ compared as values, and by the ids of their calls, which every client sends back
 """
 
 import json
+import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -16,6 +17,10 @@ from agentrl.types import ToolCall
 
 UNREADABLE = "invalid"
 """The name of a call whose name can't be read; also what OpenCode calls such a call."""
+
+
+_CALL = re.compile(r'\{\s*"name"\s*:\s*"(?P<name>[^"\\]+)"\s*,\s*"arguments"\s*:\s*(?P<arguments>.*)\}', re.DOTALL)
+"""A call as most models are taught it, whose arguments need be no JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,15 +123,18 @@ def readable_lines(dialect: Dialect, text: str) -> Spoken:
     return read_turn(dialect, lines)
 
 
-def calls_of(spoken: Spoken, tools: dict[str, ToolSpec], turn_id: str) -> Iterator[Call]:
+def calls_of(spoken: Spoken, tools: Mapping[str, ToolSpec], turn_id: str) -> Iterator[Call]:
     """Write the calls of a turn for the client, whose ids begin with ``turn_id``."""
     for number, (call, spelled) in enumerate(spoken.calls):
-        tool = tools.get(call.name)
-        # What can't be read goes out as it is, for the client to say so.
-        arguments = spelled if call.error else json.dumps(dict(call.arguments), ensure_ascii=False)
+        name, arguments = call.name, json.dumps(dict(call.arguments), ensure_ascii=False)
+        if call.error:
+            # What can't be read goes out as it is, for the client to say so.
+            match = _CALL.search(spelled)
+            name, arguments = (match["name"], _encodable(match["arguments"])) if match else (name, spelled)
+        tool = tools.get(name)
         yield Call(
             id=f"{turn_id}_{number}",
-            name=tool.own_name if tool else call.name or UNREADABLE,
+            name=tool.own_name if tool else name or UNREADABLE,
             arguments=writable(arguments),
             free=tool is not None and tool.free,
             namespace=tool.namespace if tool else "",
@@ -139,8 +147,18 @@ def value_of(arguments: object) -> object:
         try:
             arguments = json.loads(arguments or "{}")
         except (ValueError, RecursionError):
-            return writable(cast(str, arguments))
+            return writable(arguments)
     return _plain(arguments, 0)
+
+
+def _encodable(arguments: str) -> str:
+    """Replace escapes of lone surrogates in JSON: clients die of them."""
+    if "\\ud" not in arguments.lower():
+        return arguments
+    try:
+        return writable(json.dumps(json.loads(arguments), ensure_ascii=False))
+    except (ValueError, RecursionError):
+        return arguments
 
 
 def _plain(value: object, depth: int) -> object:

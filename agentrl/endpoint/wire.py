@@ -193,8 +193,8 @@ def objects(value: object, name: str) -> list[dict[str, Any]]:
     Raises:
         BadRequestError: it is something else.
     """
-    items = cast(list[object], [] if value is None else value)
-    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+    items = [] if value is None else value
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in cast(list[object], items)):
         raise BadRequestError(f"{name} must be a list of objects")
     return cast(list[dict[str, Any]], items)
 
@@ -227,8 +227,8 @@ def read_stop(value: object) -> tuple[str, ...]:
     Raises:
         BadRequestError: it holds something else.
     """
-    texts = cast(list[object], [value] if isinstance(value, str) else value or [])
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+    texts = [value] if isinstance(value, str) else value or []
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in cast(list[object], texts)):
         raise BadRequestError("stop must be a text or a list of texts")
     return tuple(text for text in cast(list[str], texts) if text)
 
@@ -241,7 +241,7 @@ def read_limit(value: object) -> int | None:
     """
     if value is not None and (type(value) is not int or value < 1):
         raise BadRequestError("the limit of tokens must be a whole number of at least 1")
-    return cast(int | None, value)
+    return value
 
 
 def unlike(body: Mapping[str, Any], defaults: Mapping[str, object]) -> tuple[str, ...]:

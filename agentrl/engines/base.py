@@ -1,7 +1,7 @@
 """The engine contract: token ids in, sampled token ids and their log-probs out."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from agentrl.errors import ConfigError
@@ -25,6 +25,8 @@ class Sampling:
     """Most tokens to sample."""
     stop_ids: tuple[int, ...] = ()
     """Tokens that end the completion; the one that does is part of it."""
+    watch: Callable[[int], bool] | None = field(default=None, compare=False, repr=False)
+    """Called with each token in order, on the event loop; the completion ends where it returns True."""
 
     def __post_init__(self) -> None:
         # Written so that NaN fails too.
@@ -32,6 +34,11 @@ class Sampling:
             raise ConfigError(f"temperature is {self.temperature}: it must be 0 (greedy) or more")
         if self.max_tokens < 1:
             raise ConfigError(f"max_tokens is {self.max_tokens}: it must be at least 1")
+
+    def ends(self, token: int) -> bool:
+        """Return True if the completion ends with this token; each one is asked about once, in order."""
+        heard = self.watch is not None and self.watch(token)
+        return heard or token in self.stop_ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +50,7 @@ class Completion:
     logprobs: tuple[float, ...]
     """Log-prob of each under the distribution it was sampled from [n], in nats; 0 where sampling is greedy."""
     finish: Literal["stop", "length"]
-    """``stop``: ended by a stop token; ``length``: cut off by ``max_tokens``."""
+    """``stop``: ended by a stop token, or by who watched; ``length``: cut off by ``max_tokens``."""
     version: int
     """Version of the weights that sampled it, up to the first swap."""
     swaps: Swaps = ()

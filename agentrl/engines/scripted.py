@@ -38,7 +38,8 @@ class ScriptedEngine:
         if not self.turns:
             raise InfrastructureError("the script has no more turns, but the episode goes on")
         turn = self.turns.pop(0)[: sampling.max_tokens]
-        finish = "stop" if turn and turn[-1] in sampling.stop_ids else "length"
+        end = next((number for number, token in enumerate(turn, start=1) if sampling.ends(token)), None)
+        turn, finish = turn[:end], "length" if end is None else "stop"
         return Completion(token_ids=turn, logprobs=(0.0,) * len(turn), finish=finish, version=self._version)
 
     async def load_weights(self, named_tensors: "Iterable[tuple[str, Tensor]]", version: int) -> None:

@@ -227,7 +227,7 @@ class TransformersEngine:
             self._sample(hidden if len(ready) == len(slots) else hidden[ready], [slots[index] for index in ready])
 
     def _finish_if_done(self, slot: _Slot, request: _Request) -> None:
-        stopped = request.sampled[-1] in request.sampling.stop_ids
+        stopped = request.sampling.ends(request.sampled[-1])
         if stopped or len(request.sampled) == request.sampling.max_tokens:
             slot.request = None
             request.done.set_result(

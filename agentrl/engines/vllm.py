@@ -174,7 +174,7 @@ class VllmEngine:
         check_request(prompt_ids, sampling, seed, vocab=self._vocab, max_length=self._max_length)
         if 0 < sampling.temperature < _COLDEST:
             raise ConfigError(f"vLLM can't sample at temperature {sampling.temperature}: use 0, or {_COLDEST} and more")
-        llm = await self._alive()
+        llm, kinds = await self._alive(), _sampling.RequestOutputKind
         params = _sampling.SamplingParams(
             temperature=sampling.temperature,
             max_tokens=sampling.max_tokens,
@@ -185,21 +185,30 @@ class VllmEngine:
             # Of the sampled token and no others.
             logprobs=0,
             detokenize=False,
-            output_kind=_sampling.RequestOutputKind.FINAL_ONLY,
+            output_kind=kinds.FINAL_ONLY if sampling.watch is None else kinds.CUMULATIVE,
         )
         prompt = {"prompt_token_ids": list(prompt_ids)}
 
-        async def outputs() -> list[Any]:
-            return [output async for output in llm.generate(prompt, params, str(next(self._numbers)))]
+        async def sampled() -> tuple[Any, int | None]:
+            """Return the completion, and how many of its tokens there are where it is to end before it would."""
+            done, heard, watch = None, 0, sampling.watch
+            async for output in llm.generate(prompt, params, str(next(self._numbers))):
+                (done,) = output.outputs
+                for token in done.token_ids[heard:]:
+                    heard += 1
+                    # Leaving the loop aborts the request.
+                    if watch and watch(token):
+                        return done, heard
+            return done, None
 
         try:
-            (done,) = (await self._answered(llm, outputs()))[-1].outputs
+            done, end = await self._answered(llm, sampled())
         except (_engine.EngineDeadError, _engine.EngineGenerateError) as error:
             raise InfrastructureError(f"vLLM failed: {error.__cause__ or error}") from error
-        return self._completion(done, greedy=sampling.temperature == 0)
+        return self._completion(done, end, greedy=sampling.temperature == 0)
 
-    def _completion(self, done: Any, *, greedy: bool) -> Completion:
-        if done.finish_reason not in ("stop", "length"):
+    def _completion(self, done: Any, end: int | None, *, greedy: bool) -> Completion:
+        if end is None and done.finish_reason not in ("stop", "length"):
             raise InfrastructureError(f"vLLM ended a request before it was complete: {done.finish_reason!r}")
         # Rounding may give a log-prob slightly above 0, which the trainer would refuse.
         pairs = zip(done.token_ids, done.logprobs, strict=True)
@@ -210,11 +219,11 @@ class VllmEngine:
             for span in done.weight_versions
         ]
         return Completion(
-            token_ids=tuple(done.token_ids),
-            logprobs=logprobs,
-            finish=done.finish_reason,
+            token_ids=tuple(done.token_ids[:end]),
+            logprobs=logprobs[:end],
+            finish=done.finish_reason if end is None else "stop",
             version=version,
-            swaps=tuple(swaps),
+            swaps=tuple(swap for swap in swaps if end is None or swap[0] < end),
         )
 
     async def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> None:

@@ -21,14 +21,14 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from agentrl.errors import RenderError, UsageError, first_line
 from agentrl.render import harmony, thinking
 from agentrl.render.template import ChatTemplate, Piece, Shape, Slot, Template, shapes_of
 from agentrl.render.tokens import IN_TEXT, Owned, TextTokenizer, TextTokens
 from agentrl.segments import Segment, Source
-from agentrl.types import Message
+from agentrl.types import Message, Role
 
 _ENDS = "end_token_ids"
 _HUB_S = 5.0
@@ -327,14 +327,16 @@ class Renderer:
         runs = itertools.groupby(enumerate(turn), lambda item: item[0] if item[1] in self._tokens.control else None)
         return harmony.read((self._tokens.text([token for _, token in run]), key is not None) for key, run in runs)
 
-    def turn(self, text: str, *, answered_by: Literal["user", "tool"] = "user", marks: Sequence[str] = ()) -> list[int]:
-        """Tokenize a turn that was not sampled, its end-of-turn token included.
+    def turn(
+        self, text: str, *, answered_by: Role = "user", marks: Sequence[str] = (), ended: bool = True
+    ) -> list[int]:
+        """Tokenize a turn that was not sampled.
 
         Args:
             text: the turn's text.
             answered_by: who speaks next. Some templates end a turn with the token that begins the next one.
-            marks: such as a dialect's ``<tool_call>``: a mark that the vocabulary has as a token becomes that token.
-                Any other spelling of a control token stays text.
+            marks: those that the vocabulary has as tokens become tokens; other control tokens' spellings stay text.
+            ended: with its end-of-turn token; else it is to be continued, and lacks the template's own beginning.
         """
         close = self._closes[answered_by]
         lead, end = self._lead, close.end
@@ -342,7 +344,8 @@ class Renderer:
         if self._harmony:
             call = text.startswith(harmony.RECIPIENT)
             lead, end = ([] if call else lead), self._harmony[call]
-        pieces = (*lead, *self._tokens.marked(text, marks), close.blank, end)
+        spoken = self._tokens.marked(text, marks if ended else self._given[2])
+        pieces = (*lead, *spoken, close.blank, end) if ended else spoken
         return [token for token, _ in self._tokens.write([(piece, None) for piece in pieces], self._opened)]
 
     def _make_suffix(self, shapes: tuple[Shape, ...], called: bool = False) -> _Suffix:

@@ -17,7 +17,8 @@ from agentrl.rollout.driver import Driver, StepDriver
 from agentrl.rollout.gate import Gate, wait_for_enough
 from agentrl.rollout.metrics import sandbox_metrics
 from agentrl.rollout.plan import EpisodeSpec, PlayRequest
-from agentrl.rollout.policy import EpisodeLimits, Player, Policy
+from agentrl.rollout.player import EpisodeLimits, Player
+from agentrl.rollout.policy import Policy
 from agentrl.toolenv.base import ToolEnv
 from agentrl.toolenv.registry import make
 from agentrl.toolenv.tools.python import sandbox_counters

@@ -8,10 +8,9 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from agentrl.engines.base import Completion, Engine, Sampling
@@ -19,15 +18,13 @@ from agentrl.engines.rng import derive_seed
 from agentrl.errors import TokenLimitError
 from agentrl.render.renderer import Renderer
 from agentrl.render.transcript import Writer
-from agentrl.rollout.collected import Clock
-from agentrl.rollout.gate import Gate
-from agentrl.rollout.growing import GrowingRow, Key, NextTurn, RowTurn, after, shared_tokens
+from agentrl.rollout.growing import GrowingRow, Key, NextTurn, RowTurn, RowTurns, after, shared_tokens
 from agentrl.rollout.plan import EpisodeSpec
+from agentrl.rollout.player import Player
 from agentrl.segments import Row, Segment
-from agentrl.toolenv.author import ask
 from agentrl.toolenv.base import ToolEnv
 from agentrl.toolenv.tools.context import SubPolicy, ToolError
-from agentrl.types import CutTurn, CutTurns, Message, Stop
+from agentrl.types import CutTurn, Message, Stop
 
 Past = Literal["sampled", "template"]
 """How earlier turns are shown: as they were sampled, or as the chat template writes them, which may drop thinking."""
@@ -36,82 +33,17 @@ Tools = Sequence[Mapping[str, object]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EpisodeLimits:
-    """Limits of an episode's length."""
+class Sampled:
+    """A turn that was sampled."""
 
-    episode_tokens: int
-    """Most tokens of a row, prompt and tool output included."""
-    total_tokens: int = 0
-    """Most tokens of all rows together, those that a row inherits not counted; 0 for four times ``episode_tokens``."""
-    cut_turns: CutTurns = "end"
-    """How to treat a turn that the limit of a turn, or of a row, cut off."""
-    penalty: int = 0
-    """Over so many tokens before a limit the reward falls by up to 1; 0 for no penalty."""
-
-    def penalty_of(self, rows: Sequence[Row], stop: Stop, turn_tokens: int) -> float:
-        """Compute the penalty for length of an episode (DAPO's soft overlong punishment).
-
-        It rises linearly from 0 to 1 over the last ``penalty`` tokens that a row, or its longest turn, may have. For an
-        episode that ran out of tokens it is 1.
-
-        Source: arXiv 2503.14476, equation 13, where an episode is one turn.
-        """
-        turns = [len(segment.token_ids) for row in rows for segment in row.segments if segment.trained]
-        if not self.penalty or not sum(turns):
-            return 0.0
-        room = min(turn_tokens - max(turns), self.episode_tokens - max(row.fork + len(row.token_ids) for row in rows))
-        # The tool output that no longer fitted is not in the record, which may then end before the limit.
-        room = 0 if stop is Stop.TOKEN_LIMIT else room
-        return max(0.0, 1 - room / self.penalty)
-
-
-@dataclass(slots=True, kw_only=True)
-class Player:
-    """The threads that environments run in, the limits of an episode, and the clock."""
-
-    limits: EpisodeLimits
-    """Limits of each episode."""
-    threads: ThreadPoolExecutor
-    """Threads in which environments step."""
-    gate: Gate
-    """Bounds the episodes at a time."""
-    clock: Clock = field(default_factory=Clock)
-    """Time spent so far."""
-
-    async def in_thread(
-        self, on_cancel: Callable[[], None], function: Callable[..., Any], *args: Any, **kwargs: Any
-    ) -> Any:
-        """Run a blocking call of an environment while other episodes run.
-
-        Args:
-            on_cancel: called where the caller is cancelled, to shorten the call.
-            function: the blocking function.
-            args: its arguments.
-            kwargs: its arguments by name.
-        """
-
-        def timed() -> tuple[Any, float]:
-            began = time.perf_counter()
-            # A BaseException, such as from sys.exit() in the environment's own code, would end the process.
-            result = ask(function.__qualname__, lambda: function(*args, **kwargs), passing=(Exception,))
-            return result, time.perf_counter() - began
-
-        call = self.threads.submit(timed)
-        done = asyncio.wrap_future(call)
-        try:
-            result, seconds = await asyncio.shield(done)
-        except asyncio.CancelledError:
-            # The caller closes the environment next. That must not happen while a thread is still inside of it, even
-            # if the caller is cancelled again.
-            call.cancel()
-            on_cancel()
-            while not done.done():
-                with suppress(asyncio.CancelledError):
-                    await asyncio.wait([done])
-            _ = done.cancelled() or done.exception()  # read, or asyncio would print it
-            raise
-        self.clock.tools += seconds
-        return result
+    text: str
+    """What was said; a ``CutTurn`` where a limit of tokens ended it."""
+    cut: bool
+    """True if a limit of tokens ended it."""
+    prompt_tokens: int
+    """How many tokens of the row come before it."""
+    tokens: int
+    """How many tokens it has."""
 
 
 class Policy:
@@ -139,8 +71,10 @@ class Policy:
         """Tokens that a server says it has read and written, of each turn."""
         self._engine, self._renderer, self._sampling, self._player = engine, renderer, sampling, player
         self._rows = list[GrowingRow]()
-        self._own_turns = dict[Key, tuple[int, ...]]()
-        """The tokens of each turn, by the message that it became."""
+        self._turns = RowTurns()
+        self._renderers = dict[str, Writer]()
+        """The renderer for each list of tools: a chat template is analysed once for it."""
+        self._unrecorded = 0
         self._asked = 0
         self._sub_policy = SubPolicy()
         self._fault: Exception | None = None
@@ -165,26 +99,66 @@ class Policy:
             TokenLimitError: the messages leave no room for a turn.
             InfrastructureError: the engine failed.
         """
+        return (await self.sample(messages, tools, past=past)).text
+
+    async def sample(
+        self,
+        messages: Sequence[Message],
+        tools: Tools | None = None,
+        *,
+        past: Past = "sampled",
+        max_tokens: int | None = None,
+        opening: str = "",
+        watch: Callable[[int], bool] | None = None,
+        deliver: Callable[[Sampled], Awaitable[None]] | None = None,
+    ) -> Sampled:
+        """Sample the assistant's next turn, as :meth:`turn` does, for somebody who may go away meanwhile.
+
+        Args:
+            messages: the history.
+            tools: the tools to describe.
+            past: how earlier turns are shown.
+            max_tokens: most tokens of this turn, if fewer than the episode's own limit.
+            opening: how the turn begins: context, which is not trained.
+            watch: sees each token, and ends the turn where it returns True.
+            deliver: hands the turn over. Where it raises, and where this call is cancelled, nothing is recorded.
+
+        Raises:
+            TokenLimitError: the messages leave no room for a turn.
+            InfrastructureError: the engine failed.
+        """
         number, self._asked = self._asked, self._asked + 1
-        row, room = self._row(messages, tools, past)
-        row.waits = True
-        sampling = replace(
-            self._sampling, max_tokens=min(room, self._sampling.max_tokens), stop_ids=self._renderer.stop_ids
-        )
-        began = time.perf_counter()
-        seed = derive_seed(self.spec.seed, number)
-        done = await self._engine.generate(tuple(row.token_ids), sampling, seed=seed)
-        self._player.clock.engine += time.perf_counter() - began
-        self._player.gate.observe(self._engine.cache)
-        text = self._record(row, done)
-        if done.finish != "length":
-            return text
-        # A cut turn that has filled the room reached the row's limit, otherwise that of the turn.
-        spent = len(done.token_ids) == room
-        then = self._player.limits.cut_turns
-        # An episode whose tokens are spent can't continue.
-        then = "end" if spent and then == "continue" else then
-        return CutTurn(text, then, Stop.TOKEN_LIMIT if spent else Stop.TURN_CUT)
+        row, undo, room = self._row(messages, tools, past)
+        opened = tuple(self._renderer.turn(opening, ended=False)) if opening else ()
+        try:
+            limit = min(room - len(opened), self._sampling.max_tokens, max_tokens or room)
+            if limit < 1:
+                raise TokenLimitError("the history leaves no room for a turn")
+            sampling = replace(self._sampling, max_tokens=limit, stop_ids=self._renderer.stop_ids, watch=watch)
+            began = time.perf_counter()
+            seed = derive_seed(self.spec.seed, number)
+            done = await self._engine.generate((*row.token_ids, *opened), sampling, seed=seed)
+            self._player.clock.engine += time.perf_counter() - began
+            self._player.gate.observe(self._engine.cache)
+            sampled = self._sampled(row, opened, done, spent=len(opened) + len(done.token_ids) == room)
+            if deliver is not None:
+                await deliver(sampled)
+        except BaseException:
+            undo()
+            raise
+        self._record(row, opened, done, str(sampled.text))
+        return sampled
+
+    def unrecorded(self) -> "Policy":
+        """Return a policy that samples likewise, and whose turns are in no record."""
+        made = Policy(self._engine, self._renderer, self.spec, self._sampling, self._player)
+        # Other noise than that of the turns that are recorded.
+        made._asked, self._unrecorded = 2**32 + self._unrecorded, self._unrecorded + 1
+        return made
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """Decode tokens of a turn."""
+        return self._renderer.text(token_ids)
 
     def tokens(self, messages: Sequence[Message], tools: Tools | None = None, *, past: Past = "sampled") -> int:
         """Return how many tokens the row would have before a turn that :meth:`turn` sampled with these arguments."""
@@ -239,53 +213,82 @@ class Policy:
             for row in rows
         )
 
-    def _record(self, row: GrowingRow, done: Completion) -> str:
-        turn = RowTurn(position=len(row.history), start=len(row.token_ids), token_ids=done.token_ids)
+    def _sampled(self, row: GrowingRow, opened: tuple[int, ...], done: Completion, *, spent: bool) -> Sampled:
+        text: str = self._renderer.text((*opened, *done.token_ids))
+        cut = done.finish == "length"
+        if cut:
+            # A cut turn that has filled the room reached the row's limit, otherwise that of the turn.
+            stop = Stop.TOKEN_LIMIT if spent else Stop.TURN_CUT
+            then = self._player.limits.cut_turns
+            # An episode whose tokens are spent can't continue.
+            text = CutTurn(text, "end" if spent and then == "continue" else then, stop)
+        before = len(row.token_ids) + len(opened)
+        return Sampled(text=text, cut=cut, prompt_tokens=before, tokens=len(done.token_ids))
+
+    def _record(self, row: GrowingRow, opened: tuple[int, ...], done: Completion, text: str) -> None:
+        token_ids = (*opened, *done.token_ids)
         cut, number = done.finish == "length", len(self.rewards)
         segment = Segment("policy", done.token_ids, done.logprobs, done.version, cut, done.swaps, turn=number)
-        text = self._renderer.text(done.token_ids)
-        key = _key(Message(role="assistant", content=text))
-        row.segments.append(segment)
-        row.turns.append(turn)
-        row.history.append(key)
-        row.token_ids += done.token_ids
+        row.segments += [Segment("template", opened), segment] if opened else [segment]
+        position, start = len(row.history), len(row.token_ids)
+        row.history.append(_key(Message(role="assistant", content=text)))
+        row.turns.append(RowTurn(position=position, start=start, token_ids=token_ids))
+        row.token_ids += token_ids
         row.waits = False
         self.rewards.append(0.0)
         self.usages += [done.usage] if done.usage else []
-        self._own_turns[key] = done.token_ids
-        return text
+        self._turns.add(self._rows.index(row), row)
 
-    def _row(self, messages: Sequence[Message], tools: Tools | None, past: Past) -> tuple[GrowingRow, int]:
-        """Find or begin the row whose tokens spell ``messages``; return the room that is left in it."""
+    def _row(
+        self, messages: Sequence[Message], tools: Tools | None, past: Past
+    ) -> tuple[GrowingRow, Callable[[], None], int]:
+        """Find or begin the row whose tokens spell ``messages``.
+
+        Returns:
+            The row, what takes back whatever was written into it, and the room that is left in it.
+        """
         following = self._next(messages, tools, past)
         room = self._room(following)
         if room < 1 and self._rows:
             raise TokenLimitError("the history leaves no room for a turn")
+        cause = ""
         if following.row is not None and not following.cause:
             row = self._rows[following.row]
         else:
             inherited = [] if following.row is None else self._rows[following.row].token_ids[: following.start]
             row = GrowingRow(token_ids=inherited, parent=following.row, fork=following.start)
-            self.forks.update([following.cause] if self._rows else [])
+            cause = following.cause if any(row.turns for row in self._rows) else ""
+            self.forks.update([cause] if cause else [])
             self._rows.append(row)
+        history, tokens, segments = row.history, len(row.token_ids), len(row.segments)
+
+        def undo() -> None:
+            row.history, row.waits = history, False
+            del row.token_ids[tokens:], row.segments[segments:]
+            self.forks.subtract([cause] if cause else [])
+
         row.segments += following.new
         row.token_ids += [token for segment in following.new for token in segment.token_ids]
         row.history = following.history
         # The first prompt is recorded also where it is too long: an episode has at least one row.
         if room < 1:
             raise TokenLimitError("the history leaves no room for a turn")
-        return row, room
+        row.waits = True
+        return row, undo, room
 
     def _next(self, messages: Sequence[Message], tools: Tools | None, past: Past) -> NextTurn:
         """Find out where the turn after ``messages`` is to be sampled, and change nothing."""
         # The history of a row begins with its tools, which are no message.
-        history: list[Key] = [("tools", json.dumps(tools)), *map(_key, messages)]
-        parent, turn = self._shared(history)
+        spelled = json.dumps(tools)
+        history: list[Key] = [("tools", spelled), *map(_key, messages)]
+        parent, turn = self._turns.shared(history)
         # The same history is to be continued once more: from where the turn began.
         again = turn is not None and turn.position == len(history)
         start = 0 if turn is None else turn.start if again else turn.end
         ends = parent is not None and not again and self._rows[parent].ends_with(turn)
-        renderer = self._renderer if tools is None else self._renderer.describing(tools)
+        if spelled not in self._renderers:
+            self._renderers[spelled] = self._renderer if tools is None else self._renderer.describing(tools)
+        renderer = self._renderers[spelled]
         if past == "template" and isinstance(renderer, Renderer) and renderer.drops_thinking:
             cause = "thinking" if ends else _cause(turn, again=again)
             return self._as_template(renderer, history, messages, cause)
@@ -296,7 +299,7 @@ class Policy:
     def _as_template(self, renderer: Renderer, history: list[Key], messages: Sequence[Message], cause: str) -> NextTurn:
         """Write the whole history as the chat template does, and find the row that begins most like it."""
         turns = {
-            index: self._turn_at(history, index + 1) or renderer.turn(message["content"])
+            index: self._turns.at(history, index + 1) or renderer.turn(message["content"])
             for index, message in enumerate(messages)
             if message["role"] == "assistant"
         }
@@ -326,17 +329,9 @@ class Policy:
                 return
             spoken, rest = rest[count], rest[count + 1 :]
             answered_by = "tool" if rest and rest[0]["role"] == "tool" else "user"
-            own = self._own_turns.get(_key(spoken))
+            own = self._turns.of(_key(spoken))
             token_ids = tuple(renderer.turn(spoken["content"], answered_by=answered_by)) if own is None else own
             yield Segment("prompt", token_ids)
-
-    def _turn_at(self, history: Sequence[Key], position: int) -> tuple[int, ...] | None:
-        """Return the tokens of the policy's own turn that stands at ``position`` of a history, if it is one."""
-        for row in self._rows:
-            for turn in row.turns:
-                if turn.position == position and row.history[: position + 1] == history[: position + 1]:
-                    return turn.token_ids
-        return self._own_turns.get(history[position])
 
     def _room(self, following: NextTurn) -> int:
         """Return how many tokens the turn may have."""
@@ -344,19 +339,6 @@ class Policy:
         recorded = sum(len(row.token_ids) - row.fork for row in self._rows)
         total = limits.total_tokens or 4 * limits.episode_tokens
         return min(limits.episode_tokens - following.tokens, total - recorded - following.tokens + following.start)
-
-    def _shared(self, history: Sequence[Key]) -> tuple[int | None, RowTurn | None]:
-        """Return the row and the turn in it up to which ``history`` is the same, or which it ends before.
-
-        It is the last such turn; where several rows have one, that of the newest.
-        """
-        best: tuple[int | None, RowTurn | None] = None, None
-        for index, row in enumerate(self._rows):
-            for turn in row.turns:
-                shared = turn.position + (turn.position < len(history))
-                if (best[1] is None or turn.position >= best[1].position) and row.history[:shared] == history[:shared]:
-                    best = index, turn
-        return best
 
 
 def _cause(turn: RowTurn | None, *, again: bool) -> str:

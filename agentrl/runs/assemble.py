@@ -23,7 +23,7 @@ from agentrl.render.transcript import Writer
 from agentrl.rollout.collector import Collector
 from agentrl.rollout.mix import TaskMix
 from agentrl.rollout.plan import TaskSource
-from agentrl.rollout.policy import EpisodeLimits
+from agentrl.rollout.player import EpisodeLimits
 from agentrl.toolenv.dialects import NATIVE, resolve_dialect
 from agentrl.toolenv.tools.python import use_backend
 

@@ -35,7 +35,7 @@ from agentrl.render.renderer import Renderer
 from agentrl.rollout import ray_fleet
 from agentrl.rollout.collector import Collector
 from agentrl.rollout.plan import EpisodeSpec
-from agentrl.rollout.policy import EpisodeLimits
+from agentrl.rollout.player import EpisodeLimits
 from agentrl.toolenv.base import Episode, ToolEnv
 from agentrl.toolenv.tasks import TaskList
 from agentrl.types import Task

@@ -20,7 +20,7 @@ from agentrl.errors import InfrastructureError
 from agentrl.render.renderer import Renderer
 from agentrl.rollout.collector import Collected, Collector
 from agentrl.rollout.plan import EpisodeSpec
-from agentrl.rollout.policy import EpisodeLimits
+from agentrl.rollout.player import EpisodeLimits
 from agentrl.toolenv.base import Episode, ToolEnv
 from agentrl.toolenv.tasks import TaskList
 from agentrl.toolenv.tools.function import FunctionTool, ToolContext

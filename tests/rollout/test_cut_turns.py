@@ -15,7 +15,7 @@ from agentrl.errors import InvariantError
 from agentrl.eval.table import summarise
 from agentrl.render.renderer import Renderer
 from agentrl.rollout.collector import Collector
-from agentrl.rollout.policy import EpisodeLimits
+from agentrl.rollout.player import EpisodeLimits
 from agentrl.runs.report.pack import why
 from agentrl.toolenv.base import Episode, ToolEnv
 from agentrl.toolenv.tasks import TaskList

@@ -18,7 +18,8 @@ from agentrl.render.renderer import Renderer
 from agentrl.rollout.collector import Collector
 from agentrl.rollout.gate import Gate
 from agentrl.rollout.plan import EpisodeSpec
-from agentrl.rollout.policy import EpisodeLimits, Player, Policy
+from agentrl.rollout.player import EpisodeLimits, Player
+from agentrl.rollout.policy import Policy
 from agentrl.segments import complete_rows
 from agentrl.toolenv.base import Episode, ToolEnv
 from agentrl.types import Message, Stop, Task

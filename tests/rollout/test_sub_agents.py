@@ -22,7 +22,8 @@ from agentrl.render.renderer import Renderer
 from agentrl.rollout.collector import Collector
 from agentrl.rollout.driver import StepDriver
 from agentrl.rollout.plan import EpisodeSpec
-from agentrl.rollout.policy import EpisodeLimits, Policy
+from agentrl.rollout.player import EpisodeLimits
+from agentrl.rollout.policy import Policy
 from agentrl.toolenv.base import Episode, ToolEnv
 from agentrl.toolenv.checker import check_env
 from agentrl.toolenv.tools.context import SubTurn, scripted

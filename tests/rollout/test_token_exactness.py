@@ -29,7 +29,7 @@ from agentrl.models.attention import PackedRows
 from agentrl.render.renderer import Renderer
 from agentrl.rollout.collector import Collector
 from agentrl.rollout.plan import EpisodeSpec, TaskSource
-from agentrl.rollout.policy import EpisodeLimits
+from agentrl.rollout.player import EpisodeLimits
 from agentrl.sandboxes import SandboxUnavailable
 from agentrl.toolenv.tools.python import shared_sandbox
 from agentrl.train.invariants import check_trained_tokens

@@ -18,7 +18,7 @@ from agentrl.render.renderer import Renderer
 from agentrl.rollout.collector import Collector
 from agentrl.rollout.driver import StepDriver
 from agentrl.rollout.plan import EpisodeSpec
-from agentrl.rollout.policy import EpisodeLimits
+from agentrl.rollout.player import EpisodeLimits
 from agentrl.runs.records import read_episodes, write_episodes
 from agentrl.types import Group, Origin
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from agentrl.batch import as_batch
 from agentrl.config import load_config
 from agentrl.errors import ConfigError, UnknownNameError
-from agentrl.rollout.policy import EpisodeLimits
+from agentrl.rollout.player import EpisodeLimits
 from agentrl.train.step import check_training_config, learning_rate
 from agentrl.types import Group, Segment, Stop
 
