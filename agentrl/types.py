@@ -126,6 +126,10 @@ class Stop(StrEnum):
     """The collector truncated the episode: its token budget is used up."""
     TURN_CUT = "turn_cut"
     """The collector truncated the episode: a turn was cut at its token limit and counts as no answer."""
+    TIME_LIMIT = "time_limit"
+    """The driver ended the agent's program: its time is used up."""
+    CRASHED = "crashed"
+    """The agent's program failed: by its exit code, a signal, or beyond its memory."""
 
     @property
     def truncated(self) -> bool:

@@ -184,7 +184,8 @@ class DriverSettings(_Section):
     """Who plays an episode; ``driver = "step"`` sets the name alone."""
 
     name: str = "step"
-    """Name of the driver, or ``module:Class`` for your own: "step" plays an environment turn by turn (rollout)."""
+    """Name of the driver, or ``module:Class`` for your own: "step" plays an environment turn by turn, and
+    "agent" lets a program play that speaks to an endpoint (rollout)."""
     options: dict[str, Value] = Field(default_factory=dict)
     """Its own options; of "step" ``history``, which is what the agent is shown of its past (rollout)."""
 

@@ -6,10 +6,11 @@ import hmac
 import json
 import secrets
 import socket
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from agentrl.endpoint.chat import Chat
 from agentrl.endpoint.messages import Messages
@@ -68,36 +69,49 @@ class Endpoint:
     def __init__(
         self, path: Path | None = None, options: Options | None = None, limits: ServerLimits | None = None
     ) -> None:
-        self._path, self._options, self._limits = path, options, limits or ServerLimits()
+        self.path = path
+        """Of the Unix socket."""
+        self.url = ""
+        """Where it listens on the loopback interface, once it has started."""
+        self._options, self._limits = options, limits or ServerLimits()
         self._tickets = dict[str, Ticket]()
-        self._asked, self._running = dict[str, int](), dict[str, int]()
+        self._asked, self._running = Counter[str](), dict[str, set[asyncio.Task[Any]]]()
         self._server: Any = None
         self._serving: asyncio.Task[None] | None = None
-        self.url = ""
-        """Where it listens, once it has started."""
+        self._starting = asyncio.Lock()
 
     async def start(self) -> None:
-        """Listen.
+        """Listen; starting twice is allowed.
 
         Raises:
             UsageError: uvicorn is not installed.
         """
+        async with self._starting:
+            if self._serving is None:
+                await self._start()
+
+    async def _start(self) -> None:
         try:
             import uvicorn
         except ModuleNotFoundError as error:
             raise UsageError("the endpoint needs uvicorn: pip install 'agentrl[endpoint]'") from error
-        listening = socket.socket(socket.AF_UNIX if self._path else socket.AF_INET)
-        listening.bind(str(self._path) if self._path else ("127.0.0.1", 0))
+        listening = socket.socket(socket.AF_UNIX if self.path else socket.AF_INET)
+        listening.bind(str(self.path) if self.path else ("127.0.0.1", 0))
+        if self.path:
+            # Agents run as another user; the folder around it is this process's alone.
+            self.path.chmod(0o666)
+        else:
+            self.url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         listening.listen(1024)
-        self.url = f"unix://{self._path}" if self._path else f"http://127.0.0.1:{listening.getsockname()[1]}"
         config = uvicorn.Config(
             self._app,
             interface="asgi3",
-            log_level="warning",
+            log_level="error",
             lifespan="off",
             ws="none",
             access_log=False,
             proxy_headers=False,
+            server_header=False,
         )
         self._server = uvicorn.Server(config)
         # Ctrl-C belongs to the run.
@@ -112,8 +126,8 @@ class Endpoint:
             self._server.should_exit = self._server.force_exit = True
             await self._serving
             self._serving = None
-        if self._path:
-            self._path.unlink(missing_ok=True)
+        if self.path:
+            self.path.unlink(missing_ok=True)
 
     def open(self, policy: Policy, dialect: str, seed: int) -> Ticket:
         """Open a session.
@@ -126,13 +140,18 @@ class Endpoint:
         session = Session(policy, dialect, f"{seed:016x}", self._options)
         ticket = Ticket(name=secrets.token_hex(8), key=f"sk-{secrets.token_urlsafe(32)}", session=session)
         self._tickets[ticket.name] = ticket
-        self._asked[ticket.name] = self._running[ticket.name] = 0
+        self._running[ticket.name] = set()
         return ticket
 
-    def close(self, ticket: Ticket) -> None:
-        """Close a session: its key is a stranger's from now on."""
-        for table in (self._tickets, self._asked, self._running):
-            table.pop(ticket.name, None)
+    async def close(self, ticket: Ticket) -> None:
+        """Close a session: its key is a stranger's from now on, and what is being sampled for it ends."""
+        self._tickets.pop(ticket.name, None)
+        self._asked.pop(ticket.name, None)
+        running = self._running.pop(ticket.name, set())
+        for task in running:
+            task.cancel()
+        if running:
+            await asyncio.wait(running)
 
     async def _app(self, scope: Scope, receive: Receive, send: SendMessage) -> None:
         method, path = str(scope["method"]), str(scope["path"])
@@ -151,15 +170,15 @@ class Endpoint:
             return await reply.status(200, {"object": "list", "data": [model], "has_more": False})
         if method != "POST" or (rest not in _WIRES and rest != _COUNT):
             return await reply.status(404, wire.error(404, f"there is no {method} {rest[:60]} here"))
-        if self._asked[ticket.name] >= self._limits.requests or self._running[ticket.name] >= self._limits.parallel:
+        running = self._running[ticket.name]
+        if self._asked[ticket.name] >= self._limits.requests or len(running) >= self._limits.parallel:
             return await reply.status(400, wire.error(400, "this session has asked for too much"))
         self._asked[ticket.name] += 1
-        self._running[ticket.name] += 1
+        running.add(task := cast(asyncio.Task[Any], asyncio.current_task()))
         try:
             await self._post(ticket, wire, rest, headers, receive, reply)
         finally:
-            if ticket.name in self._running:
-                self._running[ticket.name] -= 1
+            running.discard(task)
         return None
 
     def _ticket(self, name: str, headers: Mapping[str, str]) -> Ticket | None:

@@ -22,6 +22,8 @@ KindOf: TypeAlias = Callable[[Request, Mapping[str, str], Kind], Kind]
 
 _LABELS = ("x-claude-code-agent-id", "thread-id", "x-session-id")
 """Headers in which clients say which of an agent's conversations a request belongs to."""
+_FORMS = ("output_config", "response_format", "text")
+"""Fields in which clients describe the form of an answer."""
 _RETRIES = "x-stainless-retry-count"
 """Header in which the libraries of OpenAI and Anthropic count the retries of a request."""
 
@@ -181,7 +183,8 @@ class Session:
             self._main_label = label
         # Clients ask for a title at the beginning, without tools.
         first = not any(item.role == "assistant" for item in request.items)
-        asked = " ".join(text for item in request.items for text in item.texts) if first and not request.tools else ""
+        forms = [request.body.get(name) for name in _FORMS]
+        asked = f"{forms} {[item.texts for item in request.items]}" if first and not request.tools else ""
         kind: Kind = "main" if self._main_label in (None, label) else "sub_agent"
         if "title" in asked.lower():
             kind = "title"

@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 from typing import Any, Protocol
 
 from agentrl.endpoint.turns import Spoken, readable_lines

@@ -300,6 +300,18 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
         ends = stop is Stop.TERMINATED, stop not in (None, Stop.TERMINATED)
         return (*results, *extra), reward, *ends, {"parts": dict(episode.parts or {})}
 
+    def record(self, messages: Sequence[Message], turns: int, state: Mapping[str, Any]) -> None:
+        """Record what was played by somebody else than ``step``, before ``truncate`` ends the episode.
+
+        Args:
+            messages: the conversation.
+            turns: how often the assistant has spoken.
+            state: what ``reward`` is to find in ``episode.state``.
+        """
+        assert self._context is not None, "reset makes a context before anything is played"
+        self._context.state.update(state)
+        self._episode = replace(self.episode, messages=tuple(messages) or self.episode.messages, turns=turns)
+
     def truncate(self, stop: Stop) -> float:
         """End the episode from outside, such as where its tokens are used up, and grade it.
 

@@ -88,7 +88,12 @@ def environment(plan: rootfs.MountPlan) -> dict[str, str]:
     return {**fixed_environment(plan["python"]), **libraries}
 
 
-def _enter(config: LauncherConfig) -> None:
+def enter(config: LauncherConfig) -> None:
+    """Enter fresh namespaces, with the file system of the plan.
+
+    Raises:
+        OSError: The kernel refused.
+    """
     plan = config["plan"]
     # The order differs: root must mount before it gives up its rights, another user gets them with the namespace.
     if os.geteuid() == 0:
@@ -182,7 +187,7 @@ def main() -> None:
     control = socket.socket(fileno=os.dup(config["zygote"]["control"]))
     child = 0
     try:
-        _enter(config)
+        enter(config)
         child = os.fork()
         if child == 0:
             _become_zygote(config)

@@ -23,6 +23,8 @@ _STOPS = {
     Stop.TURN_LIMIT: "cut off: all turns were used up",
     Stop.TOKEN_LIMIT: "cut off: the token budget was used up",
     Stop.TURN_CUT: "cut off: the last turn ran into its limit of tokens",
+    Stop.TIME_LIMIT: "cut off: the agent's time was used up",
+    Stop.CRASHED: "the agent's program failed",
 }
 _DIGITS: Mapping[str, str] = {
     **{"logp": ".4g", "entropy": ".3g", "advantage": ".4g", "log_ratio": ".5f", "cumulative_log_ratio": ".5f"},

@@ -1,0 +1,220 @@
+"""Runs one command, an agent, in namespaces of its own, from which one socket of the host can be reached.
+
+The first stage is that of the sessions, ``launcher.enter``. Then pid 1, which is trusted, unpacks the agent's files,
+passes connections to a port of the loopback interface on to the socket, starts the command without rights, and watches
+over its time and memory. At the end it kills everything and packs the files of the working folder.
+"""
+
+import asyncio
+import fcntl
+import io
+import json
+import os
+import resource
+import signal
+import socket
+import struct
+import sys
+import tarfile
+import time
+from contextlib import suppress
+from typing import Final, TypedDict
+
+from agentrl.sandboxes.inside import kernel, launcher, rootfs, scratch, seccomp
+from agentrl.sandboxes.inside.limits import Limits
+
+WORK: Final = "/tmp/work"
+"""The command's working folder."""
+HOLE: Final = "/run/agentrl.sock"
+"""Where the host's socket appears."""
+_LOG: Final = "/dev/shm/agentrl.log"
+_LOOPBACK_UP: Final = struct.pack("16sh", b"lo", 0x1 | 0x40)
+_SET_FLAGS: Final = 0x8914
+_GLANCE_S: Final = 0.02
+_CHUNK: Final = 1 << 16
+
+
+class AgentConfig(TypedDict):
+    """What to run; plain data, so that it can travel as JSON."""
+
+    plan: rootfs.MountPlan
+    """The file system."""
+    command: list[str]
+    """The words of the command."""
+    env: dict[str, str]
+    """Its environment variables, beside those of every program."""
+    port: int
+    """The port of the loopback interface behind which the socket is."""
+    limits: dict[str, float]
+    """``Limits`` as a dictionary."""
+    seconds: float
+    """Wall seconds until the command is ended."""
+
+
+class Report(TypedDict):
+    """How the command ended."""
+
+    status: str
+    """``exit``, ``killed`` by a signal, ``timeout``, ``memory``, or ``fault`` if it never began."""
+    code: int
+    """Its exit code, or the number of the signal."""
+    output: str
+    """The tail of what it has printed, or why it never began."""
+
+
+def main() -> None:
+    """Read files from standard input, run the command, write a line of JSON and the files to standard output."""
+    config: AgentConfig = json.loads(sys.argv[1])
+    zygote: launcher.ZygoteConfig = {"control": -1, "life": -1, "limits": {}, "preload": [], "users": 0}
+    try:
+        kernel.die_with_parent()
+        launcher.enter({"plan": config["plan"], "zygote": zygote, "users": None})
+        child = os.fork()
+        if child == 0:
+            kernel.die_with_parent()
+            _report(_play(config))
+            os._exit(0)
+    except Exception as error:
+        _report({"status": "fault", "code": 0, "output": f"{type(error).__name__}: {error}"})
+        os._exit(1)
+    os.waitpid(child, 0)
+    os._exit(0)
+
+
+def _play(config: AgentConfig) -> Report:
+    limits = Limits(**config["limits"])  # pyright: ignore[reportArgumentType]
+    kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
+    scratch.mount(limits)
+    # Nobody may look into pid 1, whose descriptors lead outside.
+    kernel.set_dumpable(False)
+    with socket.socket() as any_socket:
+        fcntl.ioctl(any_socket, _SET_FLAGS, _LOOPBACK_UP + bytes(22))
+    os.makedirs(WORK)
+    with tarfile.open(fileobj=sys.stdin.buffer, mode="r|") as files:
+        files.extractall(WORK, filter="data")
+    listening = socket.create_server(("127.0.0.1", config["port"]), backlog=256)
+    if os.fork() == 0:
+        _pass_on(listening)
+    listening.close()
+    command = os.fork()
+    if command == 0:
+        _become(config, limits)
+    return _watch(command, limits, config["seconds"])
+
+
+def _become(config: AgentConfig, limits: Limits) -> None:
+    """Become the command, without rights."""
+    try:
+        log = os.open(_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        nothing = os.open("/dev/null", os.O_RDONLY)
+        for target, source in ((0, nothing), (1, log), (2, log)):
+            os.dup2(source, target)
+        os.setsid()
+        os.chdir(WORK)
+        bounds = {
+            resource.RLIMIT_NPROC: limits.processes,
+            resource.RLIMIT_NOFILE: limits.open_files,
+            resource.RLIMIT_FSIZE: limits.file_bytes,
+            resource.RLIMIT_CORE: 0,
+        }
+        for kind, bound in bounds.items():
+            resource.setrlimit(kind, (int(bound), int(bound)))
+        kernel.drop_privileges()
+        seccomp.install(seccomp.assemble(kernel.MACHINE, limits.open_files + 1, shared_files=False))
+        variables = {**launcher.environment(config["plan"]), "HOME": "/tmp", **config["env"]}
+        os.execvpe(config["command"][0], config["command"], variables)
+    except BaseException as error:
+        os.write(2, f"{config['command'][0]} can't be started: {error}\n".encode())
+    os._exit(127)
+
+
+def _watch(command: int, limits: Limits, seconds: float) -> Report:
+    """Wait for the command's end, or end it."""
+    deadline, ended, why = time.monotonic() + seconds, 0, ""
+    while not why:
+        pid = 1
+        while pid:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == command:
+                ended, why = status, "killed" if os.WIFSIGNALED(status) else "exit"
+        if not why and time.monotonic() > deadline:
+            why = "timeout"
+        if not why and _resident() > limits.memory_bytes:
+            why = "memory"
+        time.sleep(0 if why else _GLANCE_S)
+    # Pid 1 itself is spared. Whoever forks meanwhile is met the next time.
+    with suppress(ProcessLookupError, ChildProcessError):
+        while True:
+            os.kill(-1, signal.SIGKILL)
+            os.waitpid(-1, 0)
+    code = os.waitstatus_to_exitcode(ended) if why in ("exit", "killed") else 0
+    return {"status": why, "code": abs(code), "output": _tail(limits.output_kept_bytes)}
+
+
+def _resident() -> int:
+    """Sum the resident memory of all processes but pid 1 [bytes]."""
+    pages = 0
+    for name in os.listdir("/proc"):
+        if name.isdigit() and name != "1":
+            with suppress(OSError, ValueError), open(f"/proc/{name}/statm") as file:
+                pages += int(file.read().split()[1])
+    return pages * resource.getpagesize()
+
+
+def _tail(kept: int) -> str:
+    try:
+        with open(_LOG, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - kept))
+            return file.read(kept).decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def _report(report: Report) -> None:
+    """Write how it ended, and the regular files of the working folder."""
+    out = sys.stdout.buffer
+    out.write(json.dumps(report).encode() + b"\n")
+    if report["status"] != "fault":
+        with tarfile.open(fileobj=out, mode="w|") as files:
+            for folder, _, names in os.walk(WORK):
+                for name in names:
+                    _pack(files, os.path.join(folder, name))
+    out.flush()
+
+
+def _pack(files: tarfile.TarFile, path: str) -> None:
+    # The names are the agent's: no link is followed, and nothing but files is read.
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(descriptor, "rb") as file:
+            info = files.gettarinfo(arcname=os.path.relpath(path, WORK), fileobj=file)
+            if info.isreg():
+                data = file.read()
+                info.size = len(data)
+                files.addfile(info, io.BytesIO(data))
+
+
+def _pass_on(listening: socket.socket) -> None:
+    """Pass each connection on to the host's socket, for ever; one that can't be is closed."""
+
+    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await reader.read(_CHUNK):
+                writer.write(data)
+                await writer.drain()
+        # Whoever hangs up on one side hangs up on the other.
+        writer.close()
+
+    async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            far_reader, far_writer = await asyncio.open_unix_connection(HOLE)
+        except OSError:
+            writer.close()
+            return
+        await asyncio.gather(copy(reader, far_writer), copy(far_reader, writer))
+
+    async def serve() -> None:
+        server = await asyncio.start_server(connect, sock=listening)
+        await server.serve_forever()
+
+    asyncio.run(serve())
