@@ -50,6 +50,8 @@ class _Attempt:
     """Its history."""
     task: "asyncio.Task[Any] | None"
     """What answers it."""
+    cause: str
+    """Why its history may part from those before."""
     sampled: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once its turn is sampled, and on its way."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -79,6 +81,8 @@ class Session:
         self._dialects = dict[str, tuple[Dialect, dict[str, ToolSpec]]]()
         self._responses = dict[str, tuple[Item, ...]]()
         """The history up to each answer, for clients that name the answer in place of its history."""
+        self._histories = dict[str, Sequence[Message]]()
+        """The last history of each conversation."""
         self._main_label: str | None = None
         self._answers = 0
 
@@ -110,8 +114,10 @@ class Session:
         if request.previous:
             request = replace(request, items=self._continued(request))
         dialect, tools = self._tools(request.tools)
+        edited = self.counts["edited"]
         messages = self._messages(request.items, dialect)
-        attempt = _Attempt(label=label, messages=messages, task=asyncio.current_task())
+        cause = "edited" if self.counts["edited"] > edited else self._cause(label, messages)
+        attempt = _Attempt(label=label, messages=messages, task=asyncio.current_task(), cause=cause)
         self._end_first_attempt(attempt, headers)
         self._attempts.append(attempt)
         try:
@@ -119,6 +125,7 @@ class Session:
         finally:
             self._attempts.remove(attempt)
             attempt.ended.set()
+        self._histories[label] = messages
         if kind == "main":
             self.messages = (*messages, Message(role="assistant", content=text))
         return answer
@@ -156,6 +163,7 @@ class Session:
                 past=self._options.past,
                 max_tokens=request.max_tokens,
                 opening=_call_opening(dialect, request.must_call),
+                cause=lambda cause: cause if cause in ("again", "thinking", "token") else attempt.cause,
                 watch=speech.hear,
                 deliver=deliver,
             )
@@ -177,6 +185,16 @@ class Session:
         system = [item for item in past[:1] if item.role == "system"]
         rest = request.items[1:] if request.instructed else request.items
         return (*(request.items[:1] if request.instructed else system), *past[len(system) :], *rest)
+
+    def _cause(self, label: str, messages: Sequence[Message]) -> str:
+        """Guess why a history parts from those before, if it does."""
+        before = self._histories.get(label)
+        if before is None:
+            return "sub_agent"
+        # Clients that drop a turn write after it, or add to the message before it; a summary has no such beginning.
+        pairs = list(zip(before, messages, strict=False))[:2]
+        same = all(new["role"] == old["role"] and new["content"].startswith(old["content"]) for old, new in pairs)
+        return "dropped" if same else "rewritten"
 
     def _kind(self, request: Request, headers: Mapping[str, str], label: str) -> Kind:
         if self._main_label is None and request.tools:

@@ -109,6 +109,7 @@ class Policy:
         past: Past = "sampled",
         max_tokens: int | None = None,
         opening: str = "",
+        cause: Callable[[str], str] = str,
         watch: Callable[[int], bool] | None = None,
         deliver: Callable[[Sampled], Awaitable[None]] | None = None,
     ) -> Sampled:
@@ -120,6 +121,7 @@ class Policy:
             past: how earlier turns are shown.
             max_tokens: most tokens of this turn, if fewer than the episode's own limit.
             opening: how the turn begins: context, which is not trained.
+            cause: names the cause of a fork, given the policy's own name of it.
             watch: sees each token, and ends the turn where it returns True.
             deliver: hands the turn over. Where it raises, and where this call is cancelled, nothing is recorded.
 
@@ -128,7 +130,7 @@ class Policy:
             InfrastructureError: the engine failed.
         """
         number, self._asked = self._asked, self._asked + 1
-        row, undo, room = self._row(messages, tools, past)
+        row, undo, room = self._row(messages, tools, past, cause)
         opened = tuple(self._renderer.turn(opening, ended=False)) if opening else ()
         try:
             limit = min(room - len(opened), self._sampling.max_tokens, max_tokens or room)
@@ -243,7 +245,7 @@ class Policy:
         self._turns.add(self._rows.index(row), row)
 
     def _row(
-        self, messages: Sequence[Message], tools: Tools | None, past: Past
+        self, messages: Sequence[Message], tools: Tools | None, past: Past, name_cause: Callable[[str], str]
     ) -> tuple[GrowingRow, Callable[[], None], int]:
         """Find or begin the row whose tokens spell ``messages``.
 
@@ -260,7 +262,7 @@ class Policy:
         else:
             inherited = [] if following.row is None else self._rows[following.row].token_ids[: following.start]
             row = GrowingRow(token_ids=inherited, parent=following.row, fork=following.start)
-            cause = following.cause if any(row.turns for row in self._rows) else ""
+            cause = name_cause(following.cause) if any(row.turns for row in self._rows) else ""
             self.forks.update([cause] if cause else [])
             self._rows.append(row)
         history, tokens, segments = row.history, len(row.token_ids), len(row.segments)

@@ -1,0 +1,56 @@
+"""A policy that speaks a script, and a session of it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from agentrl.endpoint.server import Endpoint, Ticket
+from agentrl.engines.base import Sampling
+from agentrl.render.renderer import Renderer
+from agentrl.rollout.gate import Gate
+from agentrl.rollout.plan import EpisodeSpec
+from agentrl.rollout.player import EpisodeLimits, Player
+from agentrl.rollout.policy import Policy
+
+from ..rollout.test_policy import Told
+
+Serve = Callable[..., Any]
+
+
+def scripted(renderer: Renderer, turns: list[str], *, wait: float = 0.0) -> tuple[Told, Policy]:
+    """Return an engine that says ``turns``, and a policy of it without limits that matter here."""
+    bounds = EpisodeLimits(episode_tokens=10**7, total_tokens=10**9)
+    player = Player(limits=bounds, threads=ThreadPoolExecutor(1), gate=Gate(64, bounds.episode_tokens))
+    engine = Told([renderer.turn(turn) for turn in turns], wait)
+    return engine, Policy(engine, renderer, EpisodeSpec(task_id="t", seed=5), Sampling(max_tokens=10**5), player)
+
+
+@pytest.fixture(scope="session")
+def renderer(tokenizer: Any) -> Renderer:
+    return Renderer(tokenizer)
+
+
+@pytest.fixture
+def serve(renderer: Renderer) -> Serve:
+    """Serve a policy that says the given turns; use ``async with``."""
+
+    @asynccontextmanager
+    async def serving(
+        turns: list[str], dialect: str = "hermes", wait: float = 0.0, **options: Any
+    ) -> AsyncIterator[tuple[Endpoint, Ticket, Policy, Told]]:
+        engine, policy = scripted(renderer, turns, wait=wait)
+        endpoint = Endpoint(**options)
+        await endpoint.start()
+        ticket = endpoint.open(policy, dialect, 5)
+        try:
+            yield endpoint, ticket, policy, engine
+        finally:
+            await endpoint.close(ticket)
+            await endpoint.stop()
+            await asyncio.sleep(0)
+
+    return serving
