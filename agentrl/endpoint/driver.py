@@ -1,12 +1,19 @@
-"""The driver ``agent``: starts a program in a sandbox, from which it reaches the endpoint and nothing else."""
+"""Drivers whose episodes are played by programs of anybody's, which ask the endpoint for the policy's turns.
+
+``agent`` starts a program in a sandbox, from which it reaches the endpoint and nothing else. ``serve`` waits for agents
+that run elsewhere.
+"""
 
 import asyncio
 import os
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from agentrl.endpoint.desk import Desk
 from agentrl.endpoint.server import Endpoint, Ticket
 from agentrl.endpoint.session import KindOf, Options
 from agentrl.errors import ConfigError, InfrastructureError
@@ -22,52 +29,16 @@ _PORT = 8000
 _STOPS = {"timeout": Stop.TIME_LIMIT, "exit": Stop.TERMINATED}
 
 
-class AgentDriver:
-    """Plays each episode by a program of anybody's, which asks the endpoint for the policy's turns.
-
-    The program finds URLs and keys in the environment variables ``OPENAI_BASE_URL``, ``OPENAI_API_KEY``,
-    ``ANTHROPIC_BASE_URL`` and ``ANTHROPIC_API_KEY``, and the task's prompt in ``AGENTRL_PROMPT``. It ends the episode
-    by ending itself; ``reward`` then reads its run, an ``AgentRun``, as ``episode.state["agent"]``. The environment may
-    put files for its working folder into ``context.state["files"]`` when it opens the episode.
+class EndpointDriver(ABC):
+    """Base of the drivers: opens a session for each episode, and has it graded when the agent has ended.
 
     Args:
-        command: the program's words. ``{prompt}``, ``{url}`` and ``{key}`` are replaced in them, and ``{python}`` is
-            the interpreter in the sandbox.
-        files: files or folders of this machine to be put into the working folder.
-        env: further environment variables; the same texts are replaced in their values.
-        packages: a folder of installed Python packages that the program may import.
-        binds: folders of this machine that it may read, and where it finds them.
-        seconds: wall seconds of an episode.
-        memory_mb: memory of the program and all that it starts [MiB].
         strict: refuse requests for what the policy does not do, such as another temperature, in place of ignoring that.
         past: how earlier turns are shown: "sampled", or "template" to drop thoughts where the chat template does.
         kind_of: ``module:function`` that decides what a request is for; see ``agentrl.endpoint.session.KindOf``.
-
-    Raises:
-        ConfigError: the command is empty, or a file is missing.
     """
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        *,
-        files: Sequence[str] = (),
-        env: Mapping[str, str] | None = None,
-        packages: str = "",
-        binds: Mapping[str, str] | None = None,
-        seconds: float = 600.0,
-        memory_mb: int = 2048,
-        strict: bool = False,
-        past: Past = "sampled",
-        kind_of: str = "",
-    ) -> None:
-        if not command or isinstance(command, str):
-            raise ConfigError('the driver "agent" needs a command, a list of words: set rollout.driver.options.command')
-        self._command, self._env, self._binds = tuple(command), dict(env or {}), dict(binds or {})
-        self._files = _read(files)
-        self._packages = Path(packages) if packages else None
-        self._seconds = seconds
-        self._memory_bytes = memory_mb * 2**20
+    def __init__(self, *, strict: bool = False, past: Past = "sampled", kind_of: str = "") -> None:
         decide: KindOf | None = resolve("kind_of", {}, kind_of) if kind_of else None
         self._options = Options(strict=strict, past=past, kind_of=decide)
         self._endpoint: Endpoint | None = None
@@ -83,13 +54,19 @@ class AgentDriver:
         Raises:
             InfrastructureError: the engine, the endpoint or the sandbox failed.
         """
-        messages, _ = await policy.run(env.reset, seed=spec.seed % 2**32, options={"task": spec.task_id})
-        endpoint = await self._started()
-        ticket = endpoint.open(policy, env.dialect.name, spec.seed)
+        await policy.run(env.reset, seed=spec.seed % 2**32, options={"task": spec.task_id})
+        loop = asyncio.get_running_loop()
+        if self._endpoint is None or self._loop is not loop:
+            # Assigned before it has started: others wait for it.
+            self._loop, self._endpoint = loop, self.make_endpoint()
+        await self._endpoint.start()
+        ticket = self._endpoint.open(policy, env.dialect.name, spec.seed)
         try:
-            run = await self._run(endpoint, ticket, env, messages[-1]["content"])
+            run = await self.attend(self._endpoint, ticket, env)
+        except SandboxError as error:
+            raise InfrastructureError(f"sandbox failed: {error}") from error
         finally:
-            await endpoint.close(ticket)
+            await self._endpoint.close(ticket)
         session = ticket.session
         if session.fault is not None:
             raise InfrastructureError(f"an agent's request failed: {session.fault}") from session.fault
@@ -98,7 +75,70 @@ class AgentDriver:
         await policy.run(env.record, session.messages, len(policy.rewards), {"agent": run, "requests": counts})
         policy.pay(await policy.run(env.truncate, stop))
 
-    async def _run(self, endpoint: Endpoint, ticket: Ticket, env: ToolEnv, prompt: str) -> AgentRun:
+    @abstractmethod
+    def make_endpoint(self) -> Endpoint:
+        """Make the endpoint of this event loop."""
+
+    @abstractmethod
+    async def attend(self, endpoint: Endpoint, ticket: Ticket, env: ToolEnv) -> AgentRun:
+        """Let an agent play the session, and return how it ended.
+
+        Raises:
+            SandboxError: the sandbox failed.
+        """
+
+
+class AgentDriver(EndpointDriver):
+    """Plays each episode by a program in a sandbox.
+
+    The program finds URLs and keys in the environment variables ``OPENAI_BASE_URL``, ``OPENAI_API_KEY``,
+    ``ANTHROPIC_BASE_URL`` and ``ANTHROPIC_API_KEY``, and the task's prompt in ``AGENTRL_PROMPT``. It ends the episode
+    by ending itself; ``reward`` then reads its run, an ``AgentRun``, as ``episode.state["agent"]``. The environment may
+    put files for its working folder into ``context.state["files"]`` when it opens the episode.
+
+    Args:
+        command: the program's words. ``{prompt}``, ``{url}`` and ``{key}`` are replaced in them, and ``{python}`` is
+            the interpreter in the sandbox.
+        files: files or folders of this machine to be put into the working folder.
+        env: further environment variables; the same texts are replaced in their values.
+        packages: a folder of installed Python packages that the program may import.
+        binds: folders of this machine that it may read, and where it finds them.
+        seconds: wall seconds of an episode.
+        memory_mb: memory of the program and all that it starts [MiB].
+        options: those of :class:`EndpointDriver`.
+
+    Raises:
+        ConfigError: the command is empty, or a file is missing.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        files: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        packages: str = "",
+        binds: Mapping[str, str] | None = None,
+        seconds: float = 600.0,
+        memory_mb: int = 2048,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        if not command or isinstance(command, str):
+            raise ConfigError('the driver "agent" needs a command, a list of words: set rollout.driver.options.command')
+        self._command, self._env, self._binds = tuple(command), dict(env or {}), dict(binds or {})
+        self._files = _read(files)
+        self._packages = Path(packages) if packages else None
+        self._seconds = seconds
+        self._memory_bytes = memory_mb * 2**20
+
+    def make_endpoint(self) -> Endpoint:
+        """Make one that listens on a socket, the hole in the sandbox."""
+        return Endpoint(Path(tempfile.mkdtemp(prefix="agentrl-")) / "s", options=self._options)
+
+    async def attend(self, endpoint: Endpoint, ticket: Ticket, env: ToolEnv) -> AgentRun:
+        """Run the program."""
+        prompt = env.episode.messages[-1]["content"]
         url = f"http://127.0.0.1:{_PORT}/s/{ticket.name}"
         words = {"{prompt}": prompt, "{url}": url, "{key}": ticket.key}
 
@@ -115,37 +155,70 @@ class AgentDriver:
             "AGENTRL_PROMPT": prompt,
             **{name: filled(value) for name, value in self._env.items()},
         }
+        assert endpoint.path is not None, "an endpoint for sandboxes has a socket"
+        process = AgentProcess(
+            [filled(word) for word in self._command],
+            hole=endpoint.path,
+            port=_PORT,
+            files={**self._files, **_given(env)},
+            env=variables,
+            packages=self._packages,
+            binds=self._binds,
+            limits=replace(AGENT_LIMITS, memory_bytes=self._memory_bytes),
+            seconds=self._seconds,
+        )
+        waiting = asyncio.ensure_future(asyncio.to_thread(process.wait))
         try:
-            assert endpoint.path is not None, "an endpoint for sandboxes has a socket"
-            process = AgentProcess(
-                [filled(word) for word in self._command],
-                hole=endpoint.path,
-                port=_PORT,
-                files={**self._files, **_given(env)},
-                env=variables,
-                packages=self._packages,
-                binds=self._binds,
-                limits=replace(AGENT_LIMITS, memory_bytes=self._memory_bytes),
-                seconds=self._seconds,
-            )
-            waiting = asyncio.ensure_future(asyncio.to_thread(process.wait))
-            try:
-                return await asyncio.shield(waiting)
-            except asyncio.CancelledError:
-                process.kill()
-                await asyncio.wait([waiting])
-                raise
-        except SandboxError as error:
-            raise InfrastructureError(f"sandbox failed: {error}") from error
+            return await asyncio.shield(waiting)
+        except asyncio.CancelledError:
+            process.kill()
+            await asyncio.wait([waiting])
+            raise
 
-    async def _started(self) -> Endpoint:
-        """Return the endpoint, which serves the event loop that samples."""
-        loop = asyncio.get_running_loop()
-        if self._endpoint is None or self._loop is not loop:
-            # Assigned before it has started: others wait for it.
-            self._loop, self._endpoint = loop, Endpoint(Path(tempfile.mkdtemp(prefix="agentrl-")) / "s", self._options)
-        await self._endpoint.start()
-        return self._endpoint
+
+class ServeDriver(EndpointDriver):
+    """Waits for agents that run elsewhere: each asks for a session, and says when it is done.
+
+    ``POST /sessions`` with the run's key returns a session's ``url``, ``key``, ``task_id`` and ``prompt``, and 204
+    while there is none. The agent ends it by ``POST /sessions/NAME`` with the session's key, and a body that may hold a
+    ``code``, an ``output`` and ``files``, texts by name; ``reward`` finds them as ``episode.state["agent"]``.
+
+    Args:
+        port: of the loopback interface.
+        key: the run's key; by default the environment variable ``AGENTRL_SERVE_KEY``.
+        seconds: wall seconds of an episode, from when an agent has taken it.
+        options: those of :class:`EndpointDriver`.
+
+    Raises:
+        ConfigError: there is no key of at least 16 characters.
+    """
+
+    def __init__(self, *, port: int = 8700, key: str = "", seconds: float = 3600.0, **options: Any) -> None:
+        super().__init__(**options)
+        self._port, self._key = port, key or os.environ.get("AGENTRL_SERVE_KEY", "")
+        self._seconds = seconds
+        if len(self._key) < 16:
+            raise ConfigError(
+                'the driver "serve" needs a key of at least 16 characters: set AGENTRL_SERVE_KEY, as by '
+                "`export AGENTRL_SERVE_KEY=$(openssl rand -hex 16)`"
+            )
+
+    def make_endpoint(self) -> Endpoint:
+        """Make one that listens on the port."""
+        return Endpoint(port=self._port, options=self._options, desk=Desk(self._key))
+
+    async def attend(self, endpoint: Endpoint, ticket: Ticket, env: ToolEnv) -> AgentRun:
+        """Offer the session, and wait until its agent is done."""
+        assert endpoint.desk is not None, "an endpoint for agents elsewhere has a desk"
+        task = {
+            "session": ticket.name,
+            "url": f"{endpoint.url}/s/{ticket.name}",
+            "key": ticket.key,
+            "task_id": env.episode.task.id,
+            "prompt": env.episode.messages[-1]["content"],
+            "seconds": self._seconds,
+        }
+        return await endpoint.desk.offer(ticket.name, task, self._seconds)
 
 
 def _given(env: ToolEnv) -> Mapping[str, bytes]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 from agentrl.endpoint.chat import Chat
+from agentrl.endpoint.desk import Desk
 from agentrl.endpoint.messages import Messages
 from agentrl.endpoint.responses import Responses
 from agentrl.endpoint.session import Options, Session
@@ -61,19 +62,26 @@ class Endpoint:
     """Serves sessions over HTTP on this machine, in the event loop that samples.
 
     Args:
-        path: of a Unix socket; by default a port of the loopback interface is taken.
+        path: of a Unix socket; without it the loopback interface is listened on.
+        port: there; 0 takes a free one.
         options: how to treat what the policy can't follow.
         limits: bounds of what a client may ask for.
+        desk: hands the sessions out to agents that run elsewhere.
     """
 
     def __init__(
-        self, path: Path | None = None, options: Options | None = None, limits: ServerLimits | None = None
+        self,
+        path: Path | None = None,
+        port: int = 0,
+        options: Options | None = None,
+        limits: ServerLimits | None = None,
+        desk: Desk | None = None,
     ) -> None:
-        self.path = path
+        self.path, self.desk = path, desk
         """Of the Unix socket."""
         self.url = ""
         """Where it listens on the loopback interface, once it has started."""
-        self._options, self._limits = options, limits or ServerLimits()
+        self._port, self._options, self._limits = port, options, limits or ServerLimits()
         self._tickets = dict[str, Ticket]()
         self._asked, self._running = Counter[str](), dict[str, set[asyncio.Task[Any]]]()
         self._server: Any = None
@@ -96,7 +104,9 @@ class Endpoint:
         except ModuleNotFoundError as error:
             raise UsageError("the endpoint needs uvicorn: pip install 'agentrl[endpoint]'") from error
         listening = socket.socket(socket.AF_UNIX if self.path else socket.AF_INET)
-        listening.bind(str(self.path) if self.path else ("127.0.0.1", 0))
+        if not self.path:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(str(self.path) if self.path else ("127.0.0.1", self._port))
         if self.path:
             # Agents run as another user; the folder around it is this process's alone.
             self.path.chmod(0o666)
@@ -160,6 +170,8 @@ class Endpoint:
         # Claude Code looks whether anybody is there; it names no key.
         if method == "HEAD":
             return await reply.status(200, {})
+        if self.desk is not None and path.startswith("/sessions"):
+            return await self._at_desk(self.desk, method, path, headers, receive, reply)
         name, rest = _split(path)
         wire = _WIRES.get("messages" if rest == _COUNT else rest, Chat)
         ticket = self._ticket(name, headers)
@@ -183,9 +195,28 @@ class Endpoint:
 
     def _ticket(self, name: str, headers: Mapping[str, str]) -> Ticket | None:
         """Find the session that a key opens; every key is compared, in constant time."""
-        key = headers.get("x-api-key") or headers.get("authorization", "").removeprefix("Bearer ")
+        key = _key(headers)
         opened = [ticket for ticket in self._tickets.values() if hmac.compare_digest(ticket.key.encode(), key.encode())]
         return next((ticket for ticket in opened if name in ("", ticket.name)), None)
+
+    async def _at_desk(
+        self, desk: Desk, method: str, path: str, headers: Mapping[str, str], receive: Receive, reply: "_HttpReply"
+    ) -> None:
+        """Hand out a session, or take its end."""
+        name = path.removeprefix("/sessions").strip("/")
+        if not (desk.opens(_key(headers)) if not name else self._ticket(name, headers)):
+            return await reply.status(401, Chat.error(401, "this key opens nothing here"))
+        if method != "POST":
+            return await reply.status(404, Chat.error(404, f"there is no {method} here"))
+        try:
+            body = await _body(receive, self._limits.body_bytes)
+            if name:
+                desk.end(name, body)
+                return await reply.status(200, {})
+        except BadRequestError as error:
+            return await reply.status(400, Chat.error(400, str(error)))
+        task = await desk.take()
+        return await reply.status(204 if task is None else 200, task or {})
 
     async def _post(
         self,
@@ -321,6 +352,10 @@ async def _body(receive: Receive, limit: int) -> Mapping[str, Any]:
     if not isinstance(body, dict):
         raise BadRequestError("the body must be a JSON object")
     return body
+
+
+def _key(headers: Mapping[str, str]) -> str:
+    return headers.get("x-api-key") or headers.get("authorization", "").removeprefix("Bearer ")
 
 
 def _split(path: str) -> tuple[str, str]:

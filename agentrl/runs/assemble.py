@@ -29,7 +29,11 @@ from agentrl.toolenv.tools.python import use_backend
 
 _TOKENIZER_TASKS = 500
 _FLEETS = {"ray": "agentrl.rollout.ray_fleet:RayFleet"}
-_DRIVERS = {"step": "agentrl.rollout.driver:StepDriver", "agent": "agentrl.endpoint.driver:AgentDriver"}
+_DRIVERS = {
+    "step": "agentrl.rollout.driver:StepDriver",
+    "agent": "agentrl.endpoint.driver:AgentDriver",
+    "serve": "agentrl.endpoint.driver:ServeDriver",
+}
 _Env = TypeVar("_Env", EnvSettings, MixedEnv)
 _NO_TOKENIZER = "give model.path a folder that holds a model, or its name on the Hugging Face hub"
 
