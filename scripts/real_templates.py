@@ -28,7 +28,7 @@ from real_templates_talk import CONVERSATIONS, Library, search
 
 from agentrl import check_env
 from agentrl.errors import ConfigError, RenderError
-from agentrl.render.renderer import load_tokenizer
+from agentrl.render.loading import load_tokenizer
 from agentrl.toolenv.dialects import get_dialect, resolve_dialect
 
 ROOT = Path(__file__).resolve().parents[1]

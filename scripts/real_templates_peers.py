@@ -24,7 +24,7 @@ from real_templates_harmony import differences as harmony_differences
 from real_templates_play import Player
 from real_templates_talk import CONVERSATIONS, Conversation, search
 
-from agentrl.render.renderer import load_tokenizer
+from agentrl.render.loading import load_tokenizer
 from agentrl.toolenv.dialects import get_dialect
 
 GPT_OSS = "gpt-oss-120b"

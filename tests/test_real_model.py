@@ -20,7 +20,8 @@ from agentrl.engines import make_engine
 from agentrl.engines.base import Completion, Engine, Sampling
 from agentrl.engines.rng import derive_seed
 from agentrl.models.load import load_model
-from agentrl.render.renderer import Renderer, load_tokenizer
+from agentrl.render.loading import load_tokenizer
+from agentrl.render.renderer import Renderer
 from agentrl.rollout.collector import Collector
 from agentrl.rollout.plan import EpisodeSpec
 from agentrl.rollout.player import EpisodeLimits

@@ -32,15 +32,15 @@ class Responses:
     @staticmethod
     def read(body: Mapping[str, Any]) -> Request:
         """Read a request; ``input`` holds the complete history."""
-        given = body.get("input")
+        entries = body.get("input")
         items = list[Item]()
         if body.get("instructions"):
             items.append(Item(role="system", texts=text_parts(body["instructions"])[0]))
-        if isinstance(given, str):
-            items.append(Item(role="user", texts=text_parts(given)[0]))
-            given = None
+        if isinstance(entries, str):
+            items.append(Item(role="user", texts=text_parts(entries)[0]))
+            entries = None
         images = False
-        for entry in objects(given, "input"):
+        for entry in objects(entries, "input"):
             item, image = _item(entry)
             images = images or image
             if item is None:
@@ -255,9 +255,9 @@ def _item(entry: Mapping[str, Any]) -> tuple[Item | None, bool]:
     return None, True
 
 
-def _joined(first: Item, then: Item) -> Item:
-    thinking = first.thinking + then.thinking
-    return Item(role="assistant", texts=first.texts + then.texts, thinking=thinking, calls=first.calls + then.calls)
+def _joined(turn: Item, then: Item) -> Item:
+    thinking = turn.thinking + then.thinking
+    return Item(role="assistant", texts=turn.texts + then.texts, thinking=thinking, calls=turn.calls + then.calls)
 
 
 def _tools(described: Sequence[Mapping[str, Any]], namespace: str = "") -> tuple[list[ToolSpec], list[str]]:

@@ -170,10 +170,10 @@ class Session:
         finally:
             await speech.close()
         answer = delivered[0]
-        said = answer.text if answer.text.strip() else ""
+        text = answer.text if answer.text.strip() else ""
         position, raw = len(attempt.messages), str(sampled.text)
-        self._turns.add(OwnTurn(position=position, raw=raw, thinking=answer.thinking, text=said, calls=answer.calls))
-        spoken = Item(role="assistant", texts=(said,) if said else (), thinking=answer.thinking, calls=answer.calls)
+        self._turns.add(OwnTurn(position=position, raw=raw, thinking=answer.thinking, text=text, calls=answer.calls))
+        spoken = Item(role="assistant", texts=(text,) if text else (), thinking=answer.thinking, calls=answer.calls)
         self._responses[turn_id] = (*request.items, spoken)
         return answer, raw
 
@@ -200,9 +200,9 @@ class Session:
         if self._main_label is None and request.tools:
             self._main_label = label
         # Clients ask for a title at the beginning, without tools.
-        first = not any(item.role == "assistant" for item in request.items)
+        begins = not any(item.role == "assistant" for item in request.items)
         forms = [request.body.get(name) for name in _FORMS]
-        asked = f"{forms} {[item.texts for item in request.items]}" if first and not request.tools else ""
+        asked = f"{forms} {[item.texts for item in request.items]}" if begins and not request.tools else ""
         kind: Kind = "main" if self._main_label in (None, label) else "sub_agent"
         if "title" in asked.lower():
             kind = "title"

@@ -101,14 +101,14 @@ class Speech:
 
     async def _more(self, writer: Writer, thinking: str, text: str) -> bool:
         """Send what is new; return True if anything is."""
-        thought, said = thinking[len(self._sent.thinking) :], text[len(self._sent.text) :]
+        thought, words = thinking[len(self._sent.thinking) :], text[len(self._sent.text) :]
         # Thoughts behind a text that was sent can't be sent any more: a stream has them first.
         if thought and not self._sent.text:
             await self._write(writer, writer.thinking(thought))
-        if said:
-            await self._write(writer, writer.text(said))
+        if words:
+            await self._write(writer, writer.text(words))
         self._sent = Spoken(thinking=thinking, text=text, calls=())
-        return bool(thought or said)
+        return bool(thought or words)
 
     async def _write(self, writer: Writer, events: Iterable[Event], *, last: bool = False) -> None:
         # Begun late, so that a history without room for an answer is an error with a status of its own.

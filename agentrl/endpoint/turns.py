@@ -91,8 +91,8 @@ class OwnTurns:
             candidates = []
         for skipped in range(len(item.texts) + 1):
             text = "".join(item.texts[skipped:])
-            found = candidates if item.calls else self._by_text.get(text, [])
-            same = [turn for turn in found if turn.text == text and item.thinking in ("", turn.thinking)]
+            alike = candidates if item.calls else self._by_text.get(text, [])
+            same = [turn for turn in alike if turn.text == text and item.thinking in ("", turn.thinking)]
             # The newest of equal turns: an older one was dropped by the client.
             if same and (text or item.calls or item.thinking):
                 return max(same, key=lambda turn: turn.position == position), skipped
@@ -107,8 +107,8 @@ def read_turn(dialect: Dialect, text: str) -> Spoken:
             calls += [(call, piece.text) for call in piece.calls]
         else:
             spoken[piece.kind] += piece.text
-    said = spoken["text"] if spoken["text"].strip() else ""
-    return Spoken(thinking=writable(spoken["thinking"]), text=writable(said), calls=tuple(calls))
+    words = spoken["text"] if spoken["text"].strip() else ""
+    return Spoken(thinking=writable(spoken["thinking"]), text=writable(words), calls=tuple(calls))
 
 
 def readable_lines(dialect: Dialect, text: str) -> Spoken:

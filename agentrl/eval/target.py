@@ -10,7 +10,7 @@ from agentrl.engines import make_engine
 from agentrl.engines.base import Engine
 from agentrl.eval.request import SERVER
 from agentrl.models.lora import fingerprint
-from agentrl.render.renderer import load_tokenizer
+from agentrl.render.loading import load_tokenizer
 from agentrl.render.transcript import Transcript, Writer
 from agentrl.rollout.mix import TaskMix
 from agentrl.runs.assemble import assemble, make_renderer, replace_dialects

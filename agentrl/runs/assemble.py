@@ -18,7 +18,8 @@ from agentrl.models.load import cast_copy, load_model, make_repeatable, quiet
 from agentrl.models.lora import add_adapters, base_of, load_adapters, target_names
 from agentrl.models.tiny import make_model, make_tokenizer, tiny_config
 from agentrl.named import make_named
-from agentrl.render.renderer import Renderer, load_tokenizer
+from agentrl.render.loading import load_tokenizer
+from agentrl.render.renderer import Renderer
 from agentrl.render.transcript import Writer
 from agentrl.rollout.collector import Collector
 from agentrl.rollout.mix import TaskMix

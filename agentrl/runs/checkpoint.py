@@ -20,7 +20,7 @@ from agentrl.errors import RunFolderError, UsageError
 from agentrl.models.gguf import from_gguf
 from agentrl.models.load import cast_copy, load_model, quiet
 from agentrl.models.lora import base_of, is_adapted, save_adapters
-from agentrl.render.renderer import load_tokenizer
+from agentrl.render.loading import load_tokenizer
 from agentrl.runs.files import is_file, open_file, read, replace, sync
 from agentrl.runs.folder import RunFolder, check_begun, checkpoints, is_run, numbered
 from agentrl.runs.records import read_episodes, write_episodes

@@ -161,11 +161,11 @@ def _resident() -> int:
     return pages * resource.getpagesize()
 
 
-def _tail(kept: int) -> str:
+def _tail(most: int) -> str:
     try:
         with open(_LOG, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - kept))
-            return file.read(kept).decode("utf-8", "replace")
+            file.seek(max(0, os.fstat(file.fileno()).st_size - most))
+            return file.read(most).decode("utf-8", "replace")
     except OSError:
         return ""
 

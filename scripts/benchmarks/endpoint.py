@@ -18,7 +18,8 @@ import httpx
 from agentrl.endpoint.server import Endpoint
 from agentrl.engines.base import Sampling
 from agentrl.engines.scripted import ScriptedEngine
-from agentrl.render.renderer import Renderer, load_tokenizer
+from agentrl.render.loading import load_tokenizer
+from agentrl.render.renderer import Renderer
 from agentrl.rollout.gate import Gate
 from agentrl.rollout.plan import EpisodeSpec
 from agentrl.rollout.player import EpisodeLimits, Player
@@ -66,8 +67,8 @@ async def compare(renderer: Renderer, turns: int, turn: int, sessions: int) -> N
         seconds = time.perf_counter() - began
     plain = await call(policy_of(renderer, words, turns), words, turns)
     await endpoint.stop()
-    for first in range(0, turns, max(1, turns // 10)):
-        rows = range(first, min(turns, first + max(1, turns // 10)))
+    for start in range(0, turns, max(1, turns // 10)):
+        rows = range(start, min(turns, start + max(1, turns // 10)))
         http = statistics.median(costs[row][0] for costs in over_http for row in rows)
         size = statistics.median(over_http[0][row][1] for row in rows)
         alone = statistics.median(plain[row] for row in rows)

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from agentrl.errors import RenderError, UsageError
-from agentrl.render.renderer import Renderer, load_tokenizer
+from agentrl.render.loading import load_tokenizer
+from agentrl.render.renderer import Renderer
 from agentrl.toolenv.dialects import get_dialect
 
 from .conftest import MORE, ids, result, search, tokenizer_of

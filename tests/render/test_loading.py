@@ -9,7 +9,8 @@ import pytest
 
 from agentrl.errors import RenderError, UsageError
 from agentrl.models.tiny import CHAT_TEMPLATE
-from agentrl.render.renderer import Renderer, load_tokenizer
+from agentrl.render.loading import load_tokenizer
+from agentrl.render.renderer import Renderer
 from agentrl.toolenv.dialects import get_dialect
 
 from .conftest import USER, Wrapped, ids, result, search, tokenizer_of

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from agentrl.errors import ConfigError, EnvContractError, InfrastructureError
-from agentrl.render.renderer import load_tokenizer
+from agentrl.render.loading import load_tokenizer
 from agentrl.toolenv.base import ToolEnv
 from agentrl.toolenv.checker import contract, leaks, rewards, tasks, tokens, tools
 from agentrl.toolenv.checker.report import CODES, Fault, Finding, Report

@@ -2,7 +2,6 @@
 
 import builtins
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 import pytest
 
 from agentrl.errors import ConfigError, UsageError
-from agentrl.render.renderer import Renderer, load_tokenizer
+from agentrl.render.loading import load_tokenizer
+from agentrl.render.renderer import Renderer
 from agentrl.toolenv.checker import CODES, check_env
 from agentrl.toolenv.checker.subject import Subject
 from agentrl.toolenv.checker.tokens import play_in_tokens
