@@ -1,7 +1,10 @@
-"""``agentrl eval``: evaluate a run, a checkpoint, a model or a server."""
+"""``agentrl eval | serve``: evaluate a run, a checkpoint, a model or a server."""
 
 import argparse
 import json
+import os
+import secrets
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +19,24 @@ _EVAL = """examples:
   agentrl eval path/to/model --env 'aime24=agentrl/Math-v0?data.test=aime24.jsonl&attempts=32'
   agentrl eval --engine openai --model NAME --base-url http://localhost:8000/v1 --env agentrl/Arithmetic-v0
 """
+_SERVE = """examples:
+  agentrl serve runs/agent --tasks 50
+  agentrl serve runs/agent --set 'rollout.driver.options={port=9000}'
+
+Agents that run elsewhere get sessions and tasks, as docs/your_agent.md says; each task is an episode of an evaluation.
+The key is AGENTRL_SERVE_KEY, or a new one, which is printed.
+"""
 _ENGINE = ("base_url", "model", "tokenizer", "key_env")
 """Options of the engine ``openai`` that are command-line options here."""
 
 
 def add_commands(commands: Any) -> None:
     """Add the command to argparse's subparsers."""
-    command = add_command(commands, "eval", _eval, "evaluate a run, a checkpoint, a model or a server", _EVAL)
+    _add_arguments(add_command(commands, "eval", _eval, "evaluate a run, a checkpoint, a model or a server", _EVAL))
+    _add_arguments(add_command(commands, "serve", _serve, "evaluate with agents that run elsewhere", _SERVE))
+
+
+def _add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("path", metavar="TARGET", nargs="?", default="", help="a run, a checkpoint in one, or a model")
     command.add_argument("--config", type=Path, help="settings for a model that is in no run folder")
     command.add_argument("--preset", help="preset for a model that is in no run folder")
@@ -85,6 +99,14 @@ def _eval(arguments: argparse.Namespace) -> int:
     else:
         print(visible(as_text(results)))
     return 0
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    if not os.environ.get("AGENTRL_SERVE_KEY"):
+        os.environ["AGENTRL_SERVE_KEY"] = secrets.token_hex(16)
+        print(f"agents ask for sessions with the key {os.environ['AGENTRL_SERVE_KEY']}", file=sys.stderr)
+    arguments.overrides.append("rollout.driver.name='serve'")
+    return _eval(arguments)
 
 
 def _overrides(arguments: argparse.Namespace) -> list[str]:

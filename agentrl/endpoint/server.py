@@ -126,9 +126,14 @@ class Endpoint:
         self._server = uvicorn.Server(config)
         # Ctrl-C belongs to the run.
         self._server.capture_signals = contextlib.nullcontext
-        self._serving = asyncio.create_task(self._server.serve(sockets=[listening]))
+        self._serving = asyncio.create_task(self._serve(listening))
         while not self._server.started:
             await asyncio.sleep(0.01)
+
+    async def _serve(self, listening: socket.socket) -> None:
+        # Closed also where the event loop ends without stop().
+        with listening:
+            await self._server.serve(sockets=[listening])
 
     async def stop(self) -> None:
         """Stop listening, and end what is being answered."""
@@ -169,7 +174,7 @@ class Endpoint:
         reply = _HttpReply(send)
         # Claude Code looks whether anybody is there; it names no key.
         if method == "HEAD":
-            return await reply.status(200, {})
+            return await reply.status(200)
         if self.desk is not None and path.startswith("/sessions"):
             return await self._at_desk(self.desk, method, path, headers, receive, reply)
         name, rest = _split(path)
@@ -216,7 +221,7 @@ class Endpoint:
         except BadRequestError as error:
             return await reply.status(400, Chat.error(400, str(error)))
         task = await desk.take()
-        return await reply.status(204 if task is None else 200, task or {})
+        return await reply.status(204 if task is None else 200, task)
 
     async def _post(
         self,
@@ -267,7 +272,7 @@ class _HttpReply:
         self.gone = False
         """True once the client has hung up."""
 
-    async def status(self, status: int, body: Mapping[str, Any]) -> None:
+    async def status(self, status: int, body: Mapping[str, Any] | None = None) -> None:
         """Send a body with a status; a stream that has begun is cut off instead, which its client takes for a fault."""
         if self.gone:
             return
@@ -275,7 +280,7 @@ class _HttpReply:
             await self._send({"type": "http.response.body", "body": b""})
             return
         self._begun = True
-        data = json.dumps(body).encode() if body else b""
+        data = b"" if body is None else json.dumps(body).encode()
         length = [(b"content-length", str(len(data)).encode())]
         await self._send({"type": "http.response.start", "status": status, "headers": [*_JSON, *length]})
         await self._send({"type": "http.response.body", "body": data})
