@@ -120,7 +120,8 @@ def _become(config: AgentConfig, limits: Limits) -> None:
         for kind, bound in bounds.items():
             resource.setrlimit(kind, (int(bound), int(bound)))
         kernel.drop_privileges()
-        seccomp.install(seccomp.assemble(kernel.MACHINE, limits.open_files + 1, shared_files=False))
+        channel = limits.open_files + 1  # it has none
+        seccomp.install(seccomp.assemble(kernel.MACHINE, channel, shared_files=False, see_locks=True))
         variables = {**launcher.environment(config["plan"]), "HOME": "/tmp", **config["env"]}
         os.execvpe(config["command"][0], config["command"], variables)
     except BaseException as error:

@@ -98,6 +98,8 @@ def _other_process(argument: int = 0) -> tuple[_Arg]:
     return (_Arg(argument, 0, negate=True),)
 
 
+# F_GETLK and F_OFD_GETLK would see who has locked a file that sessions share.
+_LOOKS_AT_LOCKS: Final = ((_Arg(1, 5),), (_Arg(1, 36),))
 # A call is refused where all conditions of one of its rows hold.
 _REFUSED: Final[Mapping[str, tuple[tuple[_Arg, ...], ...]]] = {
     "clone": ((_Arg(0, _NEW_NAMESPACES, _ANY_BIT),), (_Arg(0, _CONT, mask=0xFF),)),
@@ -119,10 +121,10 @@ _REFUSED: Final[Mapping[str, tuple[tuple[_Arg, ...], ...]]] = {
     "sched_setscheduler": (_other_process(),),
     "sched_setattr": (_other_process(),),
     "sched_setaffinity": (_other_process(),),
-    # F_GETLK and F_OFD_GETLK would see who has locked a file that sessions share; F_SETOWN, F_SETSIG, F_SETOWN_EX,
-    # F_SETLEASE, F_NOTIFY; and F_SETPIPE_SZ, since all pipes of a user share a limit.
+    # F_SETOWN, F_SETSIG, F_SETOWN_EX, F_SETLEASE, F_NOTIFY; and F_SETPIPE_SZ, since all pipes of a user share a limit.
     "fcntl": (
-        *((_Arg(1, command),) for command in (5, 36, 8, 10, 15, 1024, 1026)),
+        *_LOOKS_AT_LOCKS,
+        *((_Arg(1, command),) for command in (8, 10, 15, 1024, 1026)),
         (_Arg(1, 1031), _Arg(2, _SMALL, _ABOVE)),
         *((_Arg(0, _CHANNEL), _Arg(1, command)) for command in (0, 4, 1030)),  # F_DUPFD, F_SETFL, F_DUPFD_CLOEXEC
     ),
@@ -164,13 +166,14 @@ def _ranges(numbers: set[int]) -> list[tuple[int, int]]:
     return ranges
 
 
-def assemble(machine: str, channel: int, *, shared_files: bool = True) -> bytes:
+def assemble(machine: str, channel: int, *, shared_files: bool = True, see_locks: bool = False) -> bytes:
     """Assemble the filter as BPF instructions, 8 bytes each.
 
     Args:
         machine: ``x86_64`` or ``aarch64``.
         channel: The descriptor over which the program speaks with pid 1.
         shared_files: Sessions see the same files, so that ``flock`` is refused.
+        see_locks: Allow to ask who has locked a file, as SQLite does.
     """
     numbers = _numbers(machine, _ALLOWED if shared_files else _ALLOWED + _FLOCK)
     # First the processor's call convention: under another one, the same numbers mean other calls.
@@ -189,6 +192,7 @@ def assemble(machine: str, channel: int, *, shared_files: bool = True) -> bytes:
     for low, high in _ranges({number for name, number in numbers.items() if name not in _REFUSED}):
         code += [(_ABOVE_OR_EQUAL, 0, 2, low), (_ABOVE, 1, 0, high), _verdict(_ALLOW)]
     for name, rows in _REFUSED.items():
+        rows = tuple(row for row in rows if not (see_locks and row in _LOOKS_AT_LOCKS))
         # aarch64 lacks some of the older calls.
         if name in numbers:
             body = _allowed_but(rows, channel)
