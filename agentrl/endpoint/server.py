@@ -103,7 +103,9 @@ class Endpoint:
             import uvicorn
         except ModuleNotFoundError as error:
             raise UsageError("the endpoint needs uvicorn: pip install 'agentrl[endpoint]'") from error
-        listening = socket.socket(socket.AF_UNIX if self.path else socket.AF_INET)
+        # By the protocol's number asyncio knows that answers are not to wait for acknowledgements.
+        family, number = (socket.AF_UNIX, 0) if self.path else (socket.AF_INET, socket.IPPROTO_TCP)
+        listening = socket.socket(family, socket.SOCK_STREAM, number)
         if not self.path:
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(str(self.path) if self.path else ("127.0.0.1", self._port))

@@ -186,6 +186,8 @@ def _same_calls(sent: tuple[Call, ...], back: tuple[Call, ...]) -> bool:
 
 def _same_call(sent: Call, back: Call) -> bool:
     """Return True if a call that came back under our id has our content, or is what a client makes of a bad one."""
+    if sent.arguments == back.arguments:
+        return True
     ours, theirs = value_of(sent.arguments), value_of(back.arguments)
     if sent.free and isinstance(ours, dict) and isinstance(theirs, dict) and set(theirs) == {"input"}:
         # The client got the input alone.

@@ -216,7 +216,7 @@ def text_parts(content: object) -> tuple[tuple[str, ...], bool]:
             named = cast(dict[str, object], part)
             text = next((named[key] for key in ("text", "refusal") if isinstance(named.get(key), str)), None)
             other = other or text is None
-        if isinstance(text, str) and text.strip():
+        if isinstance(text, str) and text and not text.isspace():
             texts.append(writable(text))
     return tuple(texts), other
 
@@ -251,7 +251,7 @@ def unlike(body: Mapping[str, Any], defaults: Mapping[str, object]) -> tuple[str
 
 def writable(text: str) -> str:
     """Replace lone surrogates, which UTF-8 can't encode."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def tool_spec(function: Mapping[str, Any], *, free: bool = False, namespace: str = "") -> ToolSpec:

@@ -92,7 +92,9 @@ def _play(config: AgentConfig) -> Report:
     os.makedirs(WORK)
     with tarfile.open(fileobj=sys.stdin.buffer, mode="r|") as files:
         files.extractall(WORK, filter="data")
-    listening = socket.create_server(("127.0.0.1", config["port"]), backlog=256)
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listening.bind(("127.0.0.1", config["port"]))
+    listening.listen(256)
     if os.fork() == 0:
         _pass_on(listening)
     listening.close()
