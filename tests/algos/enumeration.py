@@ -359,7 +359,7 @@ def table() -> str:
         exact_of = [group.exact(name) for group in groups]
         cells = " | ".join(f"{exact.bias:.3f}, {exact.noise:.3g}, {exact.cosine:.3f}" for exact in exact_of)
         lines.append(f"| {name} | {cells} |")
-    lines += ["", f"| many rows: noise of a row | {head} |", "|---" * (len(worlds) + 1) + "|"]
+    lines += ["", f"| many episodes: noise of an episode | {head} |", "|---" * (len(worlds) + 1) + "|"]
     for name in ("otb", "otb, instantaneous", "otb, uniform", "none"):
         noises = [world.row_noise(name) for world in worlds.values()]
         lines.append(f"| {name} | " + " | ".join(f"{noise:.3g}" for noise in noises) + " |")
