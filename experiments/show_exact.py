@@ -85,7 +85,9 @@ def _a2(rows: Rows) -> Verdict:
 
 def _a3(rows: Rows) -> Verdict:
     asked = [row["arms"] for row in _asked(rows, "ratios")]
-    claim = "the full ratio is unbiased, the prefix ratio with Q alone, token ratio and GSPO's never"
+    claim = (
+        "the full ratio is unbiased; the prefix ratio is so only with credit Q; the token and GSPO ratios are biased"
+    )
     if not asked:
         return Verdict("A3", claim)
     exact = max(max(arms["return"]["full"]["bias"], arms["Q"]["prefix"]["bias"]) for arms in asked)

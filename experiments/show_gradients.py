@@ -233,7 +233,12 @@ def verdicts(rows: Rows) -> list[Verdict]:
     formula = "the formula predicts the noise of none, mean and OTB within a factor of 2 in 80% of the cells"
     return [
         Verdict("B1", formula, *_so_far(sets, right >= 0.8 * len(predictions), f"{right} of {len(predictions)} cells")),
-        _count("B2", "per episode at N = 4 pooled ≥ `otb` carry ≥ `otb` zero", sets, _ordered),
+        _count(
+            "B2",
+            "per episode at N = 4 `otb_pooled` is worth at least `otb` with `carry`, and that at least `otb` with `zero`",
+            sets,
+            _ordered,
+        ),
         _count("B3", "`otb` at N = 4 is worth `group_mean` at N = 32 per episode", sets, _four_is_many),
         _count("B4", "β by W and by ‖S‖² choose the same baseline", sets, _same_choice, wanted=10),
         Verdict("B5", "the pool loses where tasks differ and failures are quiet, and shrinkage helps there"),
