@@ -235,7 +235,7 @@ def verdicts(rows: Rows) -> list[Verdict]:
         Verdict("B1", formula, *_so_far(sets, right >= 0.8 * len(predictions), f"{right} of {len(predictions)} cells")),
         _count(
             "B2",
-            "per episode at N = 4 `otb_pooled` is worth at least `otb` with `carry`, and that at least `otb` with `zero`",
+            "per episode at N = 4 `otb_pooled` is worth at least `otb` with `carry`, and this at least `otb` (`zero`)",
             sets,
             _ordered,
         ),
