@@ -9,7 +9,15 @@ from typing import Any
 
 import pydantic
 
-from agentrl.config.settings import Config, EngineSettings, EnvSettings, MixedEnv, in_full
+from agentrl.config.settings import (
+    Config,
+    DriverSettings,
+    EngineSettings,
+    EnvSettings,
+    MixedEnv,
+    PlanSettings,
+    in_full,
+)
 from agentrl.errors import ConfigError, UnknownNameError, UsageError, nearest
 
 _RANKS = "set run.ranks, the processes, each with a device, over which the weights in training are sharded"
@@ -149,6 +157,9 @@ def parse_toml(data: bytes, name: str) -> dict[str, Any]:
         raise ConfigError(f"the config {name!r} is not TOML: {error}") from error
 
 
+_DEFAULT_NAMES = {"engine": EngineSettings().name, "driver": DriverSettings().name, "plan": PlanSettings().name}
+
+
 def _overridden(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     new: dict[str, Any] = {}
     for override in overrides:
@@ -157,25 +168,21 @@ def _overridden(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, 
 
 
 def _laid_over(base: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge settings; the options of one engine do not hold for another."""
-    base, new = in_full(base), in_full(new)
-    before, after = _table(base, "engine"), _table(new, "engine")
-    name = before.get("name", EngineSettings().name)
-    if "options" in before and after.get("name", name) != name:
-        base = {**base, "engine": {key: value for key, value in before.items() if key != "options"}}
-    return _merged(base, new)
-
-
-def _table(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    table = data.get(name)
-    return table if isinstance(table, Mapping) else {}  # a value of another kind is refused later
+    return _merged(in_full(base), in_full(new))
 
 
 def _merged(base: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge settings; the options of one engine, driver or plan do not hold for another."""
     merged = dict(base)
     for key, value in new.items():
         old = merged.get(key)
-        merged[key] = _merged(old, value) if isinstance(old, dict) and isinstance(value, Mapping) else value
+        if isinstance(old, dict) and isinstance(value, Mapping):
+            name = old.get("name", _DEFAULT_NAMES.get(key))
+            if key in _DEFAULT_NAMES and value.get("name", name) != name:
+                old = {inner: setting for inner, setting in old.items() if inner != "options"}
+            merged[key] = _merged(old, value)
+        else:
+            merged[key] = value
     return merged
 
 

@@ -186,7 +186,7 @@ class DriverSettings(_Section):
     name: str = "step"
     """Name of the driver, or ``module:Class`` for your own: "step" plays an environment turn by turn, and
     "agent" lets a program play that speaks to an endpoint (rollout)."""
-    options: dict[str, Value] = Field(default_factory=dict)
+    options: Arguments = Field(default_factory=dict)
     """Its own options; of "step" ``history``, which is what the agent is shown of its past (rollout)."""
 
 

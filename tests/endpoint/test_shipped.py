@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from agentrl.config import parse_config
 from agentrl.endpoint.driver import AgentDriver
 from agentrl.engines.base import Sampling
 from agentrl.engines.scripted import ScriptedEngine
@@ -53,7 +54,7 @@ def test_a_shipped_agent_is_recorded_in_one_row(
     require(AGENTS.is_dir(), f"npm install --prefix build/agents {PACKAGES}")
     monkeypatch.chdir(ROOT)
     register("test/Copy-v0", Copy)
-    options = tomllib.loads((ROOT / "docs" / "agents" / f"{name}.toml").read_text())["rollout"]["driver"]["options"]
+    options = parse_config(tomllib.loads((ROOT / "docs" / "agents" / f"{name}.toml").read_text())).rollout.driver.options
     tool, arguments = SHELLS[name]
     call = json.dumps({"name": tool, "arguments": arguments})
     turns = tuple(tuple(renderer.turn(text)) for text in (f"<tool_call>{call}</tool_call>", "It is done."))
