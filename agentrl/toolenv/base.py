@@ -19,7 +19,7 @@ from agentrl.toolenv.tasks import TaskSet
 from agentrl.toolenv.tools.context import SubPolicy, ToolContext
 from agentrl.toolenv.tools.function import Tool
 from agentrl.toolenv.tools.timed import call_async
-from agentrl.types import CutTurn, Message, Stop, Task
+from agentrl.types import CutTurn, Message, Stop, Task, ToolRun
 
 _T = TypeVar("_T")
 
@@ -304,13 +304,16 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
         """Record what was played by somebody else than ``step``, before ``truncate`` ends the episode.
 
         Args:
-            messages: the conversation.
+            messages: the conversation; how long its tools took, and whether they failed, nobody knows.
             turns: how often the assistant has spoken.
             state: what ``reward`` is to find in ``episode.state``.
         """
         assert self._context is not None, "reset makes a context before anything is played"
         self._context.state.update(state)
-        self._episode = replace(self.episode, messages=tuple(messages) or self.episode.messages, turns=turns)
+        messages = tuple(messages) or self.episode.messages
+        names = (message.get("name", "") for message in messages if message["role"] == "tool")
+        runs = tuple(ToolRun(name=name, ok=True, wall_s=0.0) for name in names)
+        self._episode = replace(self.episode, messages=messages, tool_runs=runs, turns=turns)
 
     def truncate(self, stop: Stop) -> float:
         """End the episode from outside, such as where its tokens are used up, and grade it.
