@@ -1,4 +1,4 @@
-"""Agents that people ship play an episode in the sandbox, by the recipes of docs/agents."""
+"""Agents that people ship, and agents written with their libraries, play an episode in the sandbox: docs/agents."""
 
 import asyncio
 import json
@@ -14,16 +14,18 @@ from agentrl.engines.base import Sampling
 from agentrl.engines.scripted import ScriptedEngine
 from agentrl.render.renderer import Renderer
 from agentrl.rollout.collector import Collector
+from agentrl.rollout.driver import Driver, StepDriver
 from agentrl.rollout.plan import EpisodeSpec
 from agentrl.rollout.player import EpisodeLimits
 from agentrl.toolenv.base import Episode, ToolEnv
-from agentrl.toolenv.registry import register
+from agentrl.toolenv.registry import make, register
 from agentrl.toolenv.tools.context import ToolContext
-from agentrl.types import Stop, Task
+from agentrl.types import Stop, Task, Trajectory
 
 ROOT = Path(__file__).parents[2]
 AGENTS = ROOT / "build" / "agents"
 PACKAGES = "@anthropic-ai/claude-code @openai/codex opencode-ai"
+LIBRARIES = "openai anthropic openai-agents langgraph langchain-openai"
 SHELLS = {
     "claude_code": ("Bash", {"command": "cat notes.txt > out.txt"}),
     "codex": ("exec_command", {"cmd": "cat notes.txt > out.txt"}),
@@ -54,7 +56,9 @@ def test_a_shipped_agent_is_recorded_in_one_row(
     require(AGENTS.is_dir(), f"npm install --prefix build/agents {PACKAGES}")
     monkeypatch.chdir(ROOT)
     register("test/Copy-v0", Copy)
-    options = parse_config(tomllib.loads((ROOT / "docs" / "agents" / f"{name}.toml").read_text())).rollout.driver.options
+    options = parse_config(
+        tomllib.loads((ROOT / "docs" / "agents" / f"{name}.toml").read_text())
+    ).rollout.driver.options
     tool, arguments = SHELLS[name]
     call = json.dumps({"name": tool, "arguments": arguments})
     turns = tuple(tuple(renderer.turn(text)) for text in (f"<tool_call>{call}</tool_call>", "It is done."))
@@ -66,3 +70,32 @@ def test_a_shipped_agent_is_recorded_in_one_row(
     (episode,) = collected.groups[0].trajectories
     assert (episode.stop, episode.ret, len(episode.rows)) == (Stop.TERMINATED, 1.0, 1) and not episode.forks
     assert tuple(segment.token_ids for segment in episode.sampled) == turns
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("name", ["openai_chat", "anthropic_messages", "openai_agents", "langgraph_react"])
+def test_an_agent_of_a_library_is_recorded_as_our_own_loop_would(renderer: Renderer, name: str, require: Any) -> None:
+    packages = next(iter(AGENTS.glob("venv/lib/python3*/site-packages")), AGENTS)
+    require(packages != AGENTS, f"python -m venv build/agents/venv; build/agents/venv/bin/pip install {LIBRARIES}")
+    command = ["{python}", f"{name}.py"]
+    driver = AgentDriver(command, files=[str(ROOT / "docs" / "agents" / f"{name}.py")], packages=str(packages))
+    env = make("agentrl/Arithmetic-v0", level=1)
+    task, dialect = env.task_set[0], env.dialect
+    # A template may end a turn otherwise where a tool answers it.
+    ends = ("tool", "user")
+    described = renderer.describing(dialect.template_tools, dialect.marks)
+    turns = tuple(
+        tuple(described.turn(text, answered_by=role)) for text, role in zip(env.gold_turns(task), ends, strict=True)
+    )
+    spec = EpisodeSpec(task_id=task.id, seed=3, env="a", script=turns)
+
+    def played(by: Driver) -> Trajectory:
+        limits = EpisodeLimits(episode_tokens=2000)
+        collector = Collector({"a": ("agentrl/Arithmetic-v0", {"level": 1})}, renderer, limits=limits, driver=by)
+        collected = asyncio.run(collector.collect([[spec]], ScriptedEngine([]), Sampling(max_tokens=99)))
+        collector.close()
+        return collected.groups[0].trajectories[0]
+
+    ours, theirs = played(StepDriver()), played(driver)
+    assert (theirs.segments, theirs.rewards, theirs.stop) == (ours.segments, ours.rewards, ours.stop)
+    assert theirs.messages == ours.messages and not theirs.forks
