@@ -91,6 +91,14 @@ def test_a_stop_token_ends_a_completion_and_belongs_to_it(make_engine: MakeEngin
     assert ask(engine, seed=5, max_tokens=3, stop_ids=free.token_ids[2:3]).finish == "stop", "at the limit too"
 
 
+def test_who_watches_sees_each_token_and_ends_the_completion(make_engine: MakeEngine) -> None:
+    engine, seen = make_engine(), list[int]()
+    alone = ask(engine, seed=1)
+    watched = ask(engine, seed=1, watch=lambda token: seen.append(token) or len(seen) == 3)
+    assert tuple(seen) == watched.token_ids == alone.token_ids[:3] and watched.logprobs == alone.logprobs[:3]
+    assert (watched.finish, alone.finish) == ("stop", "length")
+
+
 def test_the_next_turn_computes_only_what_is_new(make_engine: MakeEngine, reference: Any) -> None:
     engine = make_engine(slots=3)
     tokens, computed, new = list(PROMPT), 0, len(PROMPT)

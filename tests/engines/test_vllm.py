@@ -111,6 +111,15 @@ def served(require: Require, tokenizer: Any) -> Generator[Served]:
     started.runner.close()
 
 
+def test_who_watches_sees_each_token_and_ends_the_completion(served: Served) -> None:
+    seen = list[int]()
+    alone = served.ask(temperature=0.0)
+    watched = served.ask(temperature=0.0, watch=lambda token: seen.append(token) or len(seen) == 3)
+    assert tuple(seen) == watched.token_ids == alone.token_ids[:3]
+    assert (watched.finish, alone.finish, len(watched.logprobs)) == ("stop", "length", 3)
+    assert served.ask(temperature=0.0) == alone, "a request that was ended early leaves nothing behind"
+
+
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.3])
 def test_log_probs_are_those_of_the_distribution_that_was_sampled(served: Served, temperature: float) -> None:
     prompts = ragged(12)
