@@ -22,7 +22,7 @@ AGENT_LIMITS: Final = Limits(
     memory_bytes=2048 * MIB, processes=256, open_files=1024, file_bytes=256 * MIB, tmp_bytes=256 * MIB, tmp_inodes=65536
 )
 """What an agent may use, unless something else is asked for."""
-_GRACE_S: Final = 10.0
+_GRACE_S: Final = 60.0
 """Seconds after its own limit in which a command must have been ended from inside."""
 
 
@@ -94,7 +94,7 @@ class AgentProcess:
         boot = launcher.BOOT.format(folder=folder, module="agent")
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 wait() closes it
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", boot, json.dumps(config)],
+            [sys.executable, "-I", "-S", "-c", boot],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -102,7 +102,7 @@ class AgentProcess:
             cwd="/",
             start_new_session=True,
         )
-        self._files = _packed(files or {})
+        self._input = json.dumps(config).encode() + b"\n" + _packed(files or {})
 
     def wait(self) -> AgentRun:
         """Wait for the command's end.
@@ -112,7 +112,7 @@ class AgentProcess:
             SandboxError: the sandbox failed, or was killed.
         """
         try:
-            out, _ = self._process.communicate(self._files, self._seconds + _GRACE_S)
+            out, _ = self._process.communicate(self._input, self._seconds + _GRACE_S)
         except subprocess.TimeoutExpired as error:
             self.kill()
             raise SandboxError("an agent's command could not be ended from inside") from error

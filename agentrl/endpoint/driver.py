@@ -9,6 +9,8 @@ import os
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -68,8 +70,10 @@ class EndpointDriver(ABC):
         finally:
             await self._endpoint.close(ticket)
         session = ticket.session
+        if isinstance(session.fault, InfrastructureError):
+            raise session.fault
         if session.fault is not None:
-            raise InfrastructureError(f"an agent's request failed: {session.fault}") from session.fault
+            raise InfrastructureError(f"an agent's request failed: {session.fault!r}") from session.fault
         stop = Stop.CRASHED if run.status == "exit" and run.code else _STOPS.get(run.status, Stop.CRASHED)
         counts = {name: count for name, count in session.counts.items() if count}
         await policy.run(env.record, session.messages, len(policy.rewards), {"agent": run, "requests": counts})
@@ -167,12 +171,16 @@ class AgentDriver(EndpointDriver):
             limits=replace(AGENT_LIMITS, memory_bytes=self._memory_bytes),
             seconds=self._seconds,
         )
-        waiting = asyncio.ensure_future(asyncio.to_thread(process.wait))
+        # A thread of its own: asyncio has few, and this one waits as long as the agent lives.
+        threads = ThreadPoolExecutor(1, thread_name_prefix="agentrl-agent")
+        waiting = asyncio.get_running_loop().run_in_executor(threads, process.wait)
+        threads.shutdown(wait=False)
         try:
             return await asyncio.shield(waiting)
         except asyncio.CancelledError:
             process.kill()
-            await asyncio.wait([waiting])
+            with suppress(SandboxError):
+                await waiting
             raise
 
 

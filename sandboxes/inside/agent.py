@@ -7,7 +7,6 @@ over its time and memory. At the end it kills everything and packs the files of 
 
 import asyncio
 import fcntl
-import io
 import json
 import os
 import resource
@@ -30,7 +29,7 @@ HOLE: Final = "/run/agentrl.sock"
 _LOG: Final = "/dev/shm/agentrl.log"
 _LOOPBACK_UP: Final = struct.pack("16sh", b"lo", 0x1 | 0x40)
 _SET_FLAGS: Final = 0x8914
-_GLANCE_S: Final = 0.02
+_GLANCE_S: Final = 0.05
 _CHUNK: Final = 1 << 16
 
 
@@ -63,8 +62,12 @@ class Report(TypedDict):
 
 
 def main() -> None:
-    """Read files from standard input, run the command, write a line of JSON and the files to standard output."""
-    config: AgentConfig = json.loads(sys.argv[1])
+    """Run a command.
+
+    Reads its configuration, a line of JSON, and its files from standard input; writes a report, likewise a line, and
+    the files to standard output.
+    """
+    config: AgentConfig = json.loads(sys.stdin.buffer.readline())
     zygote: launcher.ZygoteConfig = {"control": -1, "life": -1, "limits": {}, "preload": [], "users": 0}
     try:
         kernel.die_with_parent()
@@ -72,10 +75,10 @@ def main() -> None:
         child = os.fork()
         if child == 0:
             kernel.die_with_parent()
-            _report(_play(config))
+            _report(_play(config), int(config["limits"]["tmp_bytes"]))
             os._exit(0)
     except Exception as error:
-        _report({"status": "fault", "code": 0, "output": f"{type(error).__name__}: {error}"})
+        _report({"status": "fault", "code": 0, "output": f"{type(error).__name__}: {error}"}, 0)
         os._exit(1)
     os.waitpid(child, 0)
     os._exit(0)
@@ -98,16 +101,19 @@ def _play(config: AgentConfig) -> Report:
     if os.fork() == 0:
         _pass_on(listening)
     listening.close()
+    # Without a name, under which the command could put something else.
+    log = os.open(_LOG, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+    os.unlink(_LOG)
     command = os.fork()
     if command == 0:
-        _become(config, limits)
-    return _watch(command, limits, config["seconds"])
+        _become(config, limits, log)
+    status, code = _watch(command, limits, config["seconds"])
+    return {"status": status, "code": code, "output": _tail(log, limits.output_kept_bytes)}
 
 
-def _become(config: AgentConfig, limits: Limits) -> None:
+def _become(config: AgentConfig, limits: Limits, log: int) -> None:
     """Become the command, without rights."""
     try:
-        log = os.open(_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         nothing = os.open("/dev/null", os.O_RDONLY)
         for target, source in ((0, nothing), (1, log), (2, log)):
             os.dup2(source, target)
@@ -131,15 +137,17 @@ def _become(config: AgentConfig, limits: Limits) -> None:
     os._exit(127)
 
 
-def _watch(command: int, limits: Limits, seconds: float) -> Report:
-    """Wait for the command's end, or end it."""
+def _watch(command: int, limits: Limits, seconds: float) -> tuple[str, int]:
+    """Wait for the command's end, or end it; return how it ended, and its exit code or signal."""
     deadline, ended, why = time.monotonic() + seconds, 0, ""
     while not why:
-        pid = 1
-        while pid:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid == command:
-                ended, why = status, "killed" if os.WIFSIGNALED(status) else "exit"
+        # No child is left where the command has killed all others, and then ended.
+        with suppress(ChildProcessError):
+            pid = 1
+            while pid:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == command:
+                    ended, why = status, "killed" if os.WIFSIGNALED(status) else "exit"
         if not why and time.monotonic() > deadline:
             why = "timeout"
         if not why and _resident() > limits.memory_bytes:
@@ -150,8 +158,7 @@ def _watch(command: int, limits: Limits, seconds: float) -> Report:
         while True:
             os.kill(-1, signal.SIGKILL)
             os.waitpid(-1, 0)
-    code = os.waitstatus_to_exitcode(ended) if why in ("exit", "killed") else 0
-    return {"status": why, "code": abs(code), "output": _tail(limits.output_kept_bytes)}
+    return why, abs(os.waitstatus_to_exitcode(ended))
 
 
 def _resident() -> int:
@@ -164,37 +171,34 @@ def _resident() -> int:
     return pages * resource.getpagesize()
 
 
-def _tail(most: int) -> str:
-    try:
-        with open(_LOG, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - most))
-            return file.read(most).decode("utf-8", "replace")
-    except OSError:
-        return ""
+def _tail(log: int, length: int) -> str:
+    return os.pread(log, length, max(0, os.fstat(log).st_size - length)).decode("utf-8", "replace")
 
 
-def _report(report: Report) -> None:
-    """Write how it ended, and the regular files of the working folder."""
+def _report(report: Report, room: int) -> None:
+    """Write how it ended, and the regular files of the working folder, as many as fit into ``room`` bytes."""
     out = sys.stdout.buffer
     out.write(json.dumps(report).encode() + b"\n")
     if report["status"] != "fault":
-        with tarfile.open(fileobj=out, mode="w|") as files:
-            for folder, _, names in os.walk(WORK):
+        # The command may have nested folders deeper than can be walked, or have put a link there.
+        with tarfile.open(fileobj=out, mode="w|", dereference=True) as files, suppress(RecursionError):
+            for folder, _, names in os.walk(WORK) if not os.path.islink(WORK) else ():
                 for name in names:
-                    _pack(files, os.path.join(folder, name))
+                    room -= _pack(files, os.path.join(folder, name), room)
     out.flush()
 
 
-def _pack(files: tarfile.TarFile, path: str) -> None:
-    # The names are the agent's: no link is followed, and nothing but files is read.
+def _pack(files: tarfile.TarFile, path: str, room: int) -> int:
+    """Pack a file if it fits; return its size."""
+    # The names are the agent's: no link is followed, and nothing but files is read. A file of holes has any size.
     with suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with open(descriptor, "rb") as file:
             info = files.gettarinfo(arcname=os.path.relpath(path, WORK), fileobj=file)
-            if info.isreg():
-                data = file.read()
-                info.size = len(data)
-                files.addfile(info, io.BytesIO(data))
+            if info.isreg() and info.size <= room:
+                files.addfile(info, file)
+                return info.size
+    return 0
 
 
 def _pass_on(listening: socket.socket) -> None:
