@@ -13,6 +13,7 @@ from agentrl.endpoint.wire import (
     Item,
     Request,
     ToolSpec,
+    fields,
     objects,
     read_limit,
     read_stop,
@@ -49,7 +50,7 @@ class Chat:
                 )
             )
         choice = body.get("tool_choice")
-        named = choice.get("function", {}).get("name") if isinstance(choice, dict) else None
+        named = fields(fields(choice).get("function")).get("name")
         ignored = unlike(body, {"n": 1, "logit_bias": {}, "temperature": 1, "top_p": 1, "logprobs": False})
         return Request(
             items=tuple(items),
@@ -59,7 +60,7 @@ class Chat:
             stop=read_stop(body.get("stop")),
             stream=bool(body.get("stream")),
             must_call=str(named) if named else choice == "required",
-            usage_wanted=bool((body.get("stream_options") or {}).get("include_usage")),
+            usage_wanted=bool(fields(body.get("stream_options")).get("include_usage")),
             ignored=(*ignored, *(["images"] if images else [])),
             body=body,
         )
@@ -130,7 +131,7 @@ def _usage(answer: Answer) -> dict[str, int]:
 
 
 def _call(call: Mapping[str, Any]) -> Call:
-    function = call.get("function") or call.get("custom") or {}
+    function = fields(call.get("function") or call.get("custom"))
     arguments = function.get("arguments", function.get("input", ""))
     return Call(id=str(call.get("id", "")), name=str(function.get("name", "")), arguments=arguments)
 

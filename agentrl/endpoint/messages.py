@@ -14,6 +14,7 @@ from agentrl.endpoint.wire import (
     Event,
     Item,
     Request,
+    fields,
     objects,
     read_limit,
     read_stop,
@@ -46,7 +47,7 @@ class Messages:
         # What a server would run itself has a type with a date, and no schema.
         own = [tool for tool in described if "input_schema" in tool or tool.get("type") in (None, "custom")]
         hosted = [f"tool {tool.get('type')}"[:40] for tool in described if tool not in own]
-        choice = body.get("tool_choice") or {}
+        choice = fields(body.get("tool_choice"))
         must = {"any": True, "tool": str(choice.get("name", ""))}.get(str(choice.get("type")), False)
         ignored = unlike(body, {"temperature": 1, "top_p": 1, "top_k": None})
         return Request(
@@ -69,7 +70,9 @@ class Messages:
             return answer
         text = "\n".join(filter(None, [answer.text, *(f"{call.name} {call.arguments}" for call in bad)]))
         calls = tuple(call for call in answer.calls if call not in bad)
-        return replace(answer, text=text, calls=calls, finish=answer.finish if calls else "stop")
+        return replace(
+            answer, text=text, calls=calls, finish="stop" if answer.finish == "calls" and not calls else answer.finish
+        )
 
     @staticmethod
     def whole(answer: Answer, request: Request) -> Mapping[str, Any]:

@@ -17,8 +17,8 @@ from agentrl.endpoint.desk import Desk
 from agentrl.endpoint.messages import Messages
 from agentrl.endpoint.responses import Responses
 from agentrl.endpoint.session import Options, Session
-from agentrl.endpoint.wire import BadRequestError, ClientGoneError, Event, Wire
-from agentrl.errors import InfrastructureError, RenderError, TokenLimitError, UsageError
+from agentrl.endpoint.wire import BadRequestError, ClientGoneError, Event, Wire, writable
+from agentrl.errors import RenderError, TokenLimitError, UsageError
 from agentrl.rollout.policy import Policy
 
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -28,6 +28,8 @@ SendMessage: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 _WIRES: Mapping[str, type[Wire]] = {"chat/completions": Chat, "responses": Responses, "messages": Messages}
 _COUNT = "messages/count_tokens"
 _MODELS = "models"
+_CLOSE_S = 5.0
+"""Seconds in which the answers under way must end where a session is closed."""
 _JSON = [(b"content-type", b"application/json")]
 _STREAM = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
@@ -62,7 +64,8 @@ class Endpoint:
     """Serves sessions over HTTP on this machine, in the event loop that samples.
 
     Args:
-        path: of a Unix socket; without it the loopback interface is listened on.
+        path: of a Unix socket in a folder of its own, which is removed at the end; without it the loopback interface
+            is listened on.
         port: there; 0 takes a free one.
         options: how to treat what the policy can't follow.
         limits: bounds of what a client may ask for.
@@ -143,8 +146,16 @@ class Endpoint:
             self._server.should_exit = self._server.force_exit = True
             await self._serving
             self._serving = None
-        if self.path:
-            self.path.unlink(missing_ok=True)
+
+    async def _serve(self, listening: socket.socket) -> None:
+        try:
+            await self._server.serve(sockets=[listening])
+        finally:
+            listening.close()
+            if self.path:
+                self.path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    self.path.parent.rmdir()
 
     def open(self, policy: Policy, dialect: str, seed: int) -> Ticket:
         """Open a session.
@@ -168,7 +179,8 @@ class Endpoint:
         for task in running:
             task.cancel()
         if running:
-            await asyncio.wait(running)
+            # A client that reads nothing holds its answer up.
+            await asyncio.wait(running, timeout=_CLOSE_S)
 
     async def _app(self, scope: Scope, receive: Receive, send: SendMessage) -> None:
         method, path = str(scope["method"]), str(scope["path"])
@@ -215,15 +227,22 @@ class Endpoint:
             return await reply.status(401, Chat.error(401, "this key opens nothing here"))
         if method != "POST":
             return await reply.status(404, Chat.error(404, f"there is no {method} here"))
+
+        async def hand_out() -> None:
+            task = await desk.take()
+            await reply.status(204 if task is None else 200, task)
+
         try:
             body = await _body(receive, self._limits.body_bytes)
             if name:
                 desk.end(name, body)
                 return await reply.status(200, {})
-        except BadRequestError as error:
+            await _unless_gone(receive, reply, hand_out())
+        except ClientGoneError:
+            return None
+        except (BadRequestError, _TooLargeError) as error:
             return await reply.status(400, Chat.error(400, str(error)))
-        task = await desk.take()
-        return await reply.status(204 if task is None else 200, task)
+        return None
 
     async def _post(
         self,
@@ -236,11 +255,10 @@ class Endpoint:
     ) -> None:
         session = ticket.session
         try:
-            body = await _body(receive, self._limits.body_bytes)
-            request = wire.read(body)
-            if rest == _COUNT:
-                return await reply.status(200, {"input_tokens": session.count(request)})
             async with asyncio.timeout(self._limits.seconds):
+                request = wire.read(await _body(receive, self._limits.body_bytes))
+                if rest == _COUNT:
+                    return await reply.status(200, {"input_tokens": session.count(request)})
                 await _unless_gone(receive, reply, session.answer(wire, request, headers, reply))
         except ClientGoneError:
             session.counts["never delivered"] += 1
@@ -252,7 +270,8 @@ class Endpoint:
             await reply.status(400, wire.error(400, str(error)))
         except TimeoutError:
             await reply.status(503, wire.error(503, "the answer took too long"))
-        except InfrastructureError as error:
+        except Exception as error:
+            # Whatever else has failed says nothing about the agent.
             session.fault = error
             await reply.status(500, wire.error(500, "the engine failed"))
         except asyncio.CancelledError:
@@ -271,12 +290,14 @@ class _HttpReply:
 
     def __init__(self, send: SendMessage) -> None:
         self._send, self._begun = send, False
+        self.ended = False
+        """True once all is sent."""
         self.gone = False
-        """True once the client has hung up."""
+        """True once the client has hung up before that."""
 
     async def status(self, status: int, body: Mapping[str, Any] | None = None) -> None:
         """Send a body with a status; a stream that has begun is cut off instead, which its client takes for a fault."""
-        if self.gone:
+        if self.gone or self.ended:
             return
         if self._begun:
             await self._send({"type": "http.response.body", "body": b""})
@@ -286,6 +307,7 @@ class _HttpReply:
         length = [(b"content-length", str(len(data)).encode())]
         await self._send({"type": "http.response.start", "status": status, "headers": [*_JSON, *length]})
         await self._send({"type": "http.response.body", "body": data})
+        self.ended = True
 
     async def body(self, body: Mapping[str, Any]) -> None:
         """Send a whole answer."""
@@ -302,6 +324,7 @@ class _HttpReply:
             text = data if isinstance(data, str) else json.dumps(data)
             lines.append(f"event: {name}\ndata: {text}\n\n" if name else f"data: {text}\n\n")
         await self._send({"type": "http.response.body", "body": "".join(lines).encode(), "more_body": not last})
+        self.ended = last
         self._check()
 
     def _check(self) -> None:
@@ -320,15 +343,15 @@ async def _unless_gone(receive: Receive, reply: _HttpReply, answering: Any) -> N
     async def listen() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        reply.gone = True
+        # A server says so after the last message too.
+        reply.gone = not reply.ended
 
     listening = asyncio.create_task(listen())
     try:
         await asyncio.wait([answer, listening], return_when=asyncio.FIRST_COMPLETED)
-        if answer.done():
-            answer.result()
-            return
-        raise ClientGoneError("the client has hung up")
+        if reply.gone and not answer.done():
+            raise ClientGoneError("the client has hung up")
+        await answer
     finally:
         for task in (answer, listening):
             task.cancel()
@@ -354,6 +377,9 @@ async def _body(receive: Receive, limit: int) -> Mapping[str, Any]:
             raise _TooLargeError(f"the request is larger than {limit} bytes")
     try:
         body = json.loads(data)
+        # A half of a surrogate pair, which no tokenizer takes, comes as an escape or as bytes of its own.
+        if b"\\ud" in (lowered := bytes(data).lower()) or b"\xed" in lowered:
+            body = json.loads(writable(json.dumps(body, ensure_ascii=False)))
     except (ValueError, RecursionError) as error:
         raise BadRequestError("the body is no JSON") from error
     if not isinstance(body, dict):

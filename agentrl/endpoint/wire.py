@@ -199,6 +199,11 @@ def objects(value: object, name: str) -> list[dict[str, Any]]:
     return cast(list[dict[str, Any]], items)
 
 
+def fields(value: object) -> dict[str, Any]:
+    """Return the fields of an object; anything else has none."""
+    return cast(dict[str, Any], value) if isinstance(value, dict) else {}
+
+
 def text_parts(content: object) -> tuple[tuple[str, ...], bool]:
     """Read the parts of a content that are text, blank ones left out.
 
@@ -266,7 +271,7 @@ def tool_spec(function: Mapping[str, Any], *, free: bool = False, namespace: str
     parameters = function.get("parameters", function.get("input_schema"))
     description = str(function.get("description") or "")
     if free:
-        form = (function.get("format") or {}).get("definition")
+        form = fields(function.get("format")).get("definition")
         description = "\n".join(filter(None, (description, form and f"The input has this grammar:\n{form}")))
         parameters = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
     return ToolSpec(

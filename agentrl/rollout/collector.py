@@ -227,5 +227,5 @@ def _trajectory(env: ToolEnv, policy: Policy, limits: EpisodeLimits, turn_tokens
         usage=(sum(read for read, _ in policy.usages), sum(wrote for _, wrote in policy.usages))
         if policy.usages
         else None,
-        forks=dict(policy.forks),
+        forks=dict(+policy.forks),
     )

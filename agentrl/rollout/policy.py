@@ -158,6 +158,12 @@ class Policy:
         made._asked, self._unrecorded = 2**32 + self._unrecorded, self._unrecorded + 1
         return made
 
+    @property
+    def opens_thinking(self) -> bool:
+        """True if the chat template begins a turn with thinking."""
+        prompt = self._renderer.prompt([Message(role="user", content="x")])
+        return self._renderer.text(prompt.token_ids).rstrip().endswith("<think>")
+
     def text(self, token_ids: Sequence[int]) -> str:
         """Decode tokens of a turn."""
         return self._renderer.text(token_ids)
@@ -341,7 +347,8 @@ class Policy:
     def _room(self, following: NextTurn) -> int:
         """Return how many tokens the turn may have."""
         limits = self._player.limits
-        recorded = sum(len(row.token_ids) - row.fork for row in self._rows)
+        # A first prompt that was too long is left behind without a turn.
+        recorded = sum(len(row.token_ids) - row.fork for row in self._rows if row.turns or row.waits)
         total = limits.total_tokens or 4 * limits.episode_tokens
         return min(limits.episode_tokens - following.tokens, total - recorded - following.tokens + following.start)
 

@@ -1,7 +1,8 @@
 """A policy that speaks a script, and a session of it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import inspect
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,8 +16,9 @@ from agentrl.rollout.gate import Gate
 from agentrl.rollout.plan import EpisodeSpec
 from agentrl.rollout.player import EpisodeLimits, Player
 from agentrl.rollout.policy import Policy
+from agentrl.segments import complete_rows
 
-from ..rollout.test_policy import Told
+from ..rollout.test_policy import Prompts, Told
 
 Serve = Callable[..., Any]
 
@@ -27,6 +29,27 @@ def scripted(renderer: Renderer, turns: list[str], *, wait: float = 0.0) -> tupl
     player = Player(limits=bounds, threads=ThreadPoolExecutor(1), gate=Gate(64, bounds.episode_tokens))
     engine = Told([renderer.turn(turn) for turn in turns], wait)
     return engine, Policy(engine, renderer, EpisodeSpec(task_id="t", seed=5), Sampling(max_tokens=10**5), player)
+
+
+def recorded(policy: Policy) -> Prompts:
+    """Return each turn in the record, with all tokens before it."""
+    turns, rows = Prompts(), policy.rows()
+    for row, token_ids in zip(rows, complete_rows(rows), strict=True):
+        end = row.fork
+        for segment in row.segments:
+            begin, end = end, end + len(segment.token_ids)
+            turns += [(token_ids[:begin], token_ids[begin:end])] if segment.trained else []
+    return turns
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine in a loop of its own."""
+    if not inspect.iscoroutinefunction(test := pyfuncitem.obj):
+        return None
+    options = {name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}
+    asyncio.run(asyncio.wait_for(test(**options), 100))
+    return True
 
 
 @pytest.fixture(scope="session")
@@ -41,7 +64,7 @@ def serve(renderer: Renderer) -> Serve:
     @asynccontextmanager
     async def serving(
         turns: list[str], dialect: str = "hermes", wait: float = 0.0, **options: Any
-    ) -> AsyncIterator[tuple[Endpoint, Ticket, Policy, Told]]:
+    ) -> AsyncGenerator[tuple[Endpoint, Ticket, Policy, Told]]:
         engine, policy = scripted(renderer, turns, wait=wait)
         endpoint = Endpoint(**options)
         await endpoint.start()
