@@ -135,11 +135,6 @@ class Endpoint:
         while not self._server.started:
             await asyncio.sleep(0.01)
 
-    async def _serve(self, listening: socket.socket) -> None:
-        # Closed also where the event loop ends without stop().
-        with listening:
-            await self._server.serve(sockets=[listening])
-
     async def stop(self) -> None:
         """Stop listening, and end what is being answered."""
         if self._serving is not None:
@@ -148,10 +143,11 @@ class Endpoint:
             self._serving = None
 
     async def _serve(self, listening: socket.socket) -> None:
+        # Closed also where the event loop ends without stop().
         try:
-            await self._server.serve(sockets=[listening])
+            with listening:
+                await self._server.serve(sockets=[listening])
         finally:
-            listening.close()
             if self.path:
                 self.path.unlink(missing_ok=True)
                 with contextlib.suppress(OSError):

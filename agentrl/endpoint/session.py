@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 from agentrl.endpoint.speech import Reply, Speech
 from agentrl.endpoint.turns import OwnTurn, OwnTurns, calls_of, read_turn
 from agentrl.endpoint.wire import Answer, BadRequestError, Item, Request, ToolSpec, Wire
+from agentrl.errors import EnvContractError
 from agentrl.rollout.policy import Past, Policy, Sampled
 from agentrl.toolenv.dialects import Dialect, get_dialect
 from agentrl.types import Message
@@ -24,6 +26,9 @@ _LABELS = ("x-claude-code-agent-id", "thread-id", "x-session-id")
 """Headers in which clients say which of an agent's conversations a request belongs to."""
 _FORMS = ("output_config", "response_format", "text")
 """Fields in which clients describe the form of an answer."""
+_TITLE = re.compile(r"'required': \['title'\]|[Gg]enerate a title for this conversation")
+"""How clients ask for a conversation's title."""
+_THINK = "<think>"
 _RETRIES = "x-stainless-retry-count"
 """Header in which the libraries of OpenAI and Anthropic count the retries of a request."""
 
@@ -84,6 +89,7 @@ class Session:
         self._histories = dict[str, Sequence[Message]]()
         """The last history of each conversation."""
         self._main_label: str | None = None
+        self._thinks = policy.opens_thinking
         self._answers = 0
 
     async def answer(self, wire: type[Wire], request: Request, headers: Mapping[str, str], reply: Reply) -> Answer:
@@ -118,7 +124,7 @@ class Session:
         messages = self._messages(request.items, dialect)
         cause = "edited" if self.counts["edited"] > edited else self._cause(label, messages)
         attempt = _Attempt(label=label, messages=messages, task=asyncio.current_task(), cause=cause)
-        self._end_first_attempt(attempt, headers)
+        await self._end_first_attempt(attempt, headers)
         self._attempts.append(attempt)
         try:
             answer, text = await self._sample(wire, request, kind, dialect, tools, attempt, reply)
@@ -148,12 +154,17 @@ class Session:
         policy = self._policy if kind != "title" else self._policy.unrecorded()
         turn_id, self._answers = f"{self._name}{self._answers:04d}", self._answers + 1
         writer = wire.writer(turn_id, request) if request.stream else None
-        speech = Speech(dialect, request.stop, policy.text, reply, writer)
+        opening = _call_opening(dialect, request.must_call)
+        # Where a template opens thinking, a call that must be made closes it.
+        opening = f"</think>\n\n{opening}" if opening and self._thinks else opening
+        begins = f"{_THINK if self._thinks else ''}{opening}"
+        speech = Speech(dialect, request.stop, policy.text, reply, writer, begins)
         delivered = list[Answer]()
 
         async def deliver(sampled: Sampled) -> None:
             attempt.sampled.set()
-            answer = wire.fit(_answer(dialect, speech, sampled, tools, turn_id), request)
+            text = f"{_THINK if self._thinks else ''}{speech.cut(str(sampled.text))}"
+            answer = wire.fit(_answer(dialect, text, speech.stopped_by, sampled, tools, turn_id), request)
             delivered.append(await speech.end(answer, lambda answer: wire.whole(answer, request)))
 
         try:
@@ -162,7 +173,7 @@ class Session:
                 dialect.template_tools,
                 past=self._options.past,
                 max_tokens=request.max_tokens,
-                opening=_call_opening(dialect, request.must_call),
+                opening=opening,
                 cause=lambda cause: cause if cause in ("again", "thinking", "token") else attempt.cause,
                 watch=speech.hear,
                 deliver=deliver,
@@ -170,21 +181,20 @@ class Session:
         finally:
             await speech.close()
         answer = delivered[0]
-        text = answer.text if answer.text.strip() else ""
-        position, raw = len(attempt.messages), str(sampled.text)
-        self._turns.add(OwnTurn(position=position, raw=raw, thinking=answer.thinking, text=text, calls=answer.calls))
-        spoken = Item(role="assistant", texts=(text,) if text else (), thinking=answer.thinking, calls=answer.calls)
-        self._responses[turn_id] = (*request.items, spoken)
+        words = answer.text if answer.text.strip() else ""
+        position, raw = len(request.items), str(sampled.text)
+        self._turns.add(OwnTurn(position=position, raw=raw, thinking=answer.thinking, text=words, calls=answer.calls))
+        spoken = Item(role="assistant", texts=(words,) if words else (), thinking=answer.thinking, calls=answer.calls)
+        if "input" in request.body:
+            self._responses[turn_id] = (*request.items[request.instructed :], spoken)
         return answer, raw
 
     def _continued(self, request: Request) -> tuple[Item, ...]:
         if request.previous not in self._responses:
             raise BadRequestError("previous_response_id names no response of this session: send the complete input")
-        past = self._responses[request.previous]
         # The instructions are those of this request, and stand at the beginning.
-        system = [item for item in past[:1] if item.role == "system"]
-        rest = request.items[1:] if request.instructed else request.items
-        return (*(request.items[:1] if request.instructed else system), *past[len(system) :], *rest)
+        new = request.items
+        return (*new[: request.instructed], *self._responses[request.previous], *new[request.instructed :])
 
     def _cause(self, label: str, messages: Sequence[Message]) -> str:
         """Guess why a history parts from those before, if it does."""
@@ -204,33 +214,39 @@ class Session:
         forms = [request.body.get(name) for name in _FORMS]
         asked = f"{forms} {[item.texts for item in request.items]}" if begins and not request.tools else ""
         kind: Kind = "main" if self._main_label in (None, label) else "sub_agent"
-        if "title" in asked.lower():
+        if _TITLE.search(asked):
             kind = "title"
         return self._options.kind_of(request, headers, kind) if self._options.kind_of else kind
 
-    def _end_first_attempt(self, attempt: _Attempt, headers: Mapping[str, str]) -> None:
+    async def _end_first_attempt(self, attempt: _Attempt, headers: Mapping[str, str]) -> None:
         """End the attempt that this one retries: the same history, while the first is still being answered."""
         # A library that counts retries says so where it means two samples.
         if headers.get(_RETRIES) == "0":
             return
-        for other in self._attempts:
+        for other in list(self._attempts):
             if (other.label, other.messages) == (attempt.label, attempt.messages) and other.task is not None:
                 self.counts["retried"] += 1
                 other.task.cancel()
+                await other.ended.wait()
 
     def _tools(self, specs: Sequence[ToolSpec]) -> tuple[Dialect, Mapping[str, ToolSpec]]:
         key = repr(specs)
         if key not in self._dialects:
             named = {spec.name: spec for spec in specs}
-            self._dialects[key] = get_dialect(self._dialect_name, tuple(named.values())), named
+            try:
+                dialect = get_dialect(self._dialect_name, tuple(named.values()))
+                dialect.instructions()
+            except (EnvContractError, ValueError, RecursionError) as error:
+                raise BadRequestError(f"tools can't be described to the policy: {error}") from error
+            self._dialects[key] = dialect, named
         return self._dialects[key]
 
     def _messages(self, items: Sequence[Item], dialect: Dialect) -> list[Message]:
         """Write a history as the policy is shown it: its own turns as they were sampled, all others in its dialect."""
         messages = list[Message]()
-        for item in items:
+        for position, item in enumerate(items):
             if item.role == "assistant":
-                turn, skipped = self._turns.find(item, len(messages))
+                turn, skipped = self._turns.find(item, position)
                 self.counts["edited"] += turn is None and self._turns.is_edited(item)
                 foreign = "".join(item.texts[:skipped]) if turn else _written(item, dialect)
                 if foreign:
@@ -262,8 +278,15 @@ def _append(messages: list[Message], role: Literal["system", "user", "assistant"
         messages.append(Message(role=role, content=content))
 
 
-def _answer(dialect: Dialect, speech: Speech, sampled: Sampled, tools: Mapping[str, ToolSpec], turn_id: str) -> Answer:
-    spoken = read_turn(dialect, speech.cut(str(sampled.text)))
+def _answer(
+    dialect: Dialect,
+    text: str,
+    stopped_by: str | None,
+    sampled: Sampled,
+    tools: Mapping[str, ToolSpec],
+    turn_id: str,
+) -> Answer:
+    spoken = read_turn(dialect, text)
     calls = tuple(calls_of(spoken, tools, turn_id))
     return Answer(
         id=turn_id,
@@ -271,7 +294,7 @@ def _answer(dialect: Dialect, speech: Speech, sampled: Sampled, tools: Mapping[s
         text=spoken.text,
         calls=calls,
         finish="length" if sampled.cut else "calls" if calls else "stop",
-        stopped_by=speech.stopped_by,
+        stopped_by=stopped_by,
         usage=(sampled.prompt_tokens, sampled.tokens),
     )
 

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from itertools import chain
 from typing import Any, Protocol
 
@@ -37,6 +38,7 @@ class Speech:
         read: decodes tokens of a turn.
         reply: where the stream is sent to.
         writer: writes the stream; None where the answer is sent whole.
+        begins: how the turn begins before its first token: a call that it must make, or thinking that is open.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Speech:
         read: Callable[[list[int]], str],
         reply: Reply,
         writer: Writer | None,
+        begins: str = "",
     ) -> None:
         self.stopped_by: str | None = None
         """The stop text that has ended the turn."""
@@ -54,14 +57,15 @@ class Speech:
         self._window = 4 * max(map(len, stop), default=0) + 8
         self._token_ids, self._sent = list[int](), Spoken(thinking="", text="", calls=())
         self._task = asyncio.create_task(self._speak(writer)) if writer is not None else None
-        self._begun = False
+        self._begins, self._begun, self._writing = begins, False, asyncio.Lock()
 
     def hear(self, token: int) -> bool:
         """Take the next token; return True if the turn ends with it."""
         self._token_ids.append(token)
         if self._stop:
             recent = self._read(self._token_ids[-self._window :])
-            self.stopped_by = next((text for text in self._stop if text in recent), None)
+            ended = (text for text in self._stop if text in recent)
+            self.stopped_by = min(ended, key=recent.rfind, default=None)
         return self.stopped_by is not None
 
     def cut(self, text: str) -> str:
@@ -70,11 +74,18 @@ class Speech:
 
     async def end(self, answer: Answer, whole: Callable[[Answer], Mapping[str, Any]]) -> Answer:
         """Send the rest of the answer, or all of it; return it as it was sent."""
-        await self.close()
+        # Not within a write, of which a part would be lost.
+        async with self._writing:
+            await self.close()
         if self._writer is None:
             await self._reply.body(whole(answer))
             return answer
-        await self._more(self._writer, answer.thinking, answer.text)
+        # What was sent stays sent, even where the end of the turn makes something else of it.
+        sent = self._sent
+        thinking = answer.thinking if not sent.text and answer.thinking.startswith(sent.thinking) else sent.thinking
+        text = answer.text if answer.text.startswith(sent.text) else sent.text + answer.text
+        answer = replace(answer, thinking=thinking, text=text)
+        await self._more(self._writer, thinking, text)
         await self._write(self._writer, self._writer.end(answer), last=True)
         return answer
 
@@ -91,24 +102,29 @@ class Speech:
             if len(self._token_ids) > heard:
                 heard = len(self._token_ids)
                 # The end of the text may be a part of a stop text.
-                text = self._read(self._token_ids)
+                text = self._begins + self._read(self._token_ids)
                 spoken = readable_lines(self._dialect, text[: len(text) - max(map(len, self._stop), default=0)])
-                if await self._more(writer, spoken.thinking, spoken.text):
-                    news_at = time.monotonic()
+                async with self._writing:
+                    if await self._more(writer, spoken.thinking, spoken.text):
+                        news_at = time.monotonic()
             if time.monotonic() - news_at > _ALIVE_S:
-                await self._write(writer, writer.text("") if self._sent.text else writer.thinking(""))
+                async with self._writing:
+                    await self._write(writer, writer.text("") if self._sent.text else writer.thinking(""))
                 news_at = time.monotonic()
 
     async def _more(self, writer: Writer, thinking: str, text: str) -> bool:
         """Send what is new; return True if anything is."""
-        thought, words = thinking[len(self._sent.thinking) :], text[len(self._sent.text) :]
+        sent = self._sent
         # Thoughts behind a text that was sent can't be sent any more: a stream has them first.
-        if thought and not self._sent.text:
+        thinking = sent.thinking if sent.text else thinking
+        if not (thinking.startswith(sent.thinking) and text.startswith(sent.text)):
+            return False
+        if thought := thinking[len(sent.thinking) :]:
             await self._write(writer, writer.thinking(thought))
-        if words:
-            await self._write(writer, writer.text(words))
+        if spoken := text[len(sent.text) :]:
+            await self._write(writer, writer.text(spoken))
         self._sent = Spoken(thinking=thinking, text=text, calls=())
-        return bool(thought or words)
+        return bool(thought or spoken)
 
     async def _write(self, writer: Writer, events: Iterable[Event], *, last: bool = False) -> None:
         # Begun late, so that a history without room for an answer is an error with a status of its own.

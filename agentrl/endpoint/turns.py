@@ -40,7 +40,7 @@ class OwnTurn:
     """A turn of the policy, as a client has got it."""
 
     position: int
-    """How many messages came before it."""
+    """How many items came before it."""
     raw: str
     """Its text, as it was sampled."""
     thinking: str
@@ -79,7 +79,7 @@ class OwnTurns:
 
         Args:
             item: as it came back.
-            position: how many messages come before it; of equal turns, the one that stood there is meant.
+            position: how many items come before it; of equal turns, the one that stood there is meant.
 
         Returns:
             The turn, and how many of the item's texts come before it, as those of an answer that was cut off.
@@ -95,7 +95,7 @@ class OwnTurns:
             same = [turn for turn in alike if turn.text == text and item.thinking in ("", turn.thinking)]
             # The newest of equal turns: an older one was dropped by the client.
             if same and (text or item.calls or item.thinking):
-                return max(same, key=lambda turn: turn.position == position), skipped
+                return max(reversed(same), key=lambda turn: turn.position == position), skipped
         return None, 0
 
 

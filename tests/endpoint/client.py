@@ -13,7 +13,7 @@ Body = dict[str, Any]
 
 
 @dataclass
-class Said:
+class Answered:
     """An answer as a client reads it."""
 
     thinking: str = ""
@@ -56,9 +56,9 @@ def result(protocol: str, call_id: str, text: str) -> Body:
     return {"role": "user", "content": [block]}
 
 
-def read(protocol: str, body: Body) -> Said:
+def read(protocol: str, body: Body) -> Answered:
     """Read a whole answer."""
-    answer = Said(usage=body["usage"], id=body["id"])
+    answer = Answered(usage=body["usage"], id=body["id"])
     if protocol == "chat":
         message = body["choices"][0]["message"]
         answer.thinking, answer.text = message.get("reasoning_content", ""), message["content"] or ""
@@ -90,16 +90,16 @@ def events(text: str) -> list[Body]:
     return [data for _, data in read]
 
 
-def read_stream(protocol: str, text: str) -> Said:
+def read_stream(protocol: str, text: str) -> Answered:
     """Read a stream by its deltas alone, and check that what frames them fits."""
     if protocol == "chat":
         return _read_chunks(events(text), text)
     return _read_blocks(events(text)) if protocol == "messages" else _read_items(events(text))
 
 
-def _read_chunks(chunks: list[Body], text: str) -> Said:
+def _read_chunks(chunks: list[Body], text: str) -> Answered:
     assert text.endswith("data: [DONE]\n\n")
-    answer = Said(id=chunks[0]["id"])
+    answer = Answered(id=chunks[0]["id"])
     for chunk in chunks:
         answer.usage = chunk.get("usage") or answer.usage
         for choice in chunk["choices"]:
@@ -120,8 +120,8 @@ def _read_chunks(chunks: list[Body], text: str) -> Said:
     return answer
 
 
-def _read_blocks(stream: list[Body]) -> Said:
-    blocks, answer = list[Body](), Said(id=stream[0]["message"]["id"])
+def _read_blocks(stream: list[Body]) -> Answered:
+    blocks, answer = list[Body](), Answered(id=stream[0]["message"]["id"])
     for event in stream:
         kind, delta = event["type"], event.get("delta", {})
         if kind == "content_block_start":
@@ -154,7 +154,7 @@ def _parsed(text: str) -> Any:
     return value if isinstance(value, dict) else {"__unparsedToolInput": {"raw": text, "len": len(text)}}
 
 
-def _read_items(stream: list[Body]) -> Said:
+def _read_items(stream: list[Body]) -> Answered:
     assert [event["sequence_number"] for event in stream] == list(range(len(stream)))
     added, done, deltas = list[str](), list[Body](), dict[str, str]()
     for event in stream:
@@ -193,7 +193,7 @@ class Client:
     async def post(self, protocol: str, body: Body, **headers: str) -> httpx.Response:
         return await self.http.post(PATHS[protocol], json=body, headers=headers)
 
-    async def say(self, protocol: str, body: Body, **headers: str) -> Said:
+    async def say(self, protocol: str, body: Body, **headers: str) -> Answered:
         """Ask, and read the answer in the way the body asks for it."""
         answer = await self.post(protocol, body, **headers)
         assert answer.status_code == 200, answer.text

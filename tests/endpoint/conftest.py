@@ -5,7 +5,7 @@ import inspect
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -19,8 +19,20 @@ from agentrl.rollout.policy import Policy
 from agentrl.segments import complete_rows
 
 from ..rollout.test_policy import Prompts, Told
+from .client import Client
 
 Serve = Callable[..., Any]
+
+
+class Room(NamedTuple):
+    """A session that is served, and a client of it."""
+
+    endpoint: Any
+    ticket: Ticket
+    session: Any
+    policy: Any
+    engine: Told
+    client: Client
 
 
 def scripted(renderer: Renderer, turns: list[str], *, wait: float = 0.0) -> tuple[Told, Policy]:
@@ -59,21 +71,19 @@ def renderer(tokenizer: Any) -> Renderer:
 
 @pytest.fixture
 def serve(renderer: Renderer) -> Serve:
-    """Serve a policy that says the given turns; use ``async with``."""
+    """Serve a policy that says the given turns; used by ``async with``."""
 
     @asynccontextmanager
     async def serving(
-        turns: list[str], dialect: str = "hermes", wait: float = 0.0, **options: Any
-    ) -> AsyncGenerator[tuple[Endpoint, Ticket, Policy, Told]]:
-        engine, policy = scripted(renderer, turns, wait=wait)
+        turns: list[str], dialect: str = "hermes", renderer: Renderer = renderer, **options: Any
+    ) -> AsyncGenerator[Room]:
+        engine, policy = scripted(renderer, turns)
         endpoint = Endpoint(**options)
         await endpoint.start()
         ticket = endpoint.open(policy, dialect, 5)
-        try:
-            yield endpoint, ticket, policy, engine
-        finally:
-            await endpoint.close(ticket)
-            await endpoint.stop()
-            await asyncio.sleep(0)
+        async with Client(endpoint.url, ticket) as client:
+            yield Room(endpoint, ticket, ticket.session, policy, engine, client)
+        await endpoint.close(ticket)
+        await endpoint.stop()
 
     return serving

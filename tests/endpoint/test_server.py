@@ -130,50 +130,52 @@ def fuzzed(renderer: Renderer) -> Any:
 
 
 async def test_nobody_is_served_without_the_session_s_own_key(serve: Serve) -> None:
-    async with serve(["a", "b"]) as (endpoint, ticket, policy, engine), Client(endpoint.url, ticket) as client:
-        other = endpoint.open(policy, "hermes", 6)
-        keys = {"x": ticket.name, other.key: ticket.name, ticket.key: other.name, "": "", f"{ticket.key}x": ""}
+    async with serve(["a", "b"]) as at:
+        other = at.endpoint.open(at.policy, "hermes", 6)
+        own, key = at.ticket.name, at.ticket.key
+        keys = {"x": own, other.key: own, key: other.name, "": "", f"{key}x": "", "sk-é".encode("latin-1"): ""}
         for protocol in PATHS:
-            for key, name in keys.items():
+            for wrong, name in keys.items():
                 path = f"{f'/s/{name}' if name else ''}/v1/{PATHS[protocol]}"
-                answer = await client.http.post(endpoint.url + path, content=b"{", headers={"authorization": key})
-                assert answer.status_code == 401, (key, name)
+                answer = await at.client.http.post(
+                    at.endpoint.url + path, content=b"{", headers={"authorization": wrong}
+                )
+                assert answer.status_code == 401, (wrong, name)
                 kind = {"messages": "authentication_error"}.get(protocol, "invalid_request_error")
                 assert (answer.json()["error"]["type"] == kind and "type" in answer.json()) or protocol != "messages"
-        by_key = await client.http.post(f"{endpoint.url}/v1/{PATHS['chat']}", json=ask("chat", "?"))
-        by_header = {"x-api-key": ticket.key, "authorization": ""}
-        by_other_header = await client.post("messages", ask("messages", "??"), **by_header)
-        assert by_key.status_code == by_other_header.status_code == 200 and len(engine.asked) == 2
-        await endpoint.close(ticket)
-        assert (await client.post("chat", ask("chat", "?"))).status_code == 401
-        assert ticket.session.fault is None and not other.session.counts
-        await endpoint.close(other)
+        by_key = await at.client.http.post(f"{at.endpoint.url}/v1/{PATHS['chat']}", json=ask("chat", "?"))
+        by_header = {"x-api-key": key, "authorization": ""}
+        by_other_header = await at.client.post("messages", ask("messages", "??"), **by_header)
+        assert by_key.status_code == by_other_header.status_code == 200 and len(at.engine.asked) == 2
+        await at.endpoint.close(at.ticket)
+        assert (await at.client.post("chat", ask("chat", "?"))).status_code == 401
+        assert at.session.fault is None and not other.session.counts
+        await at.endpoint.close(other)
 
 
 async def test_paths_and_sizes(serve: Serve) -> None:
     limits = ServerLimits(body_bytes=2000, requests=9, parallel=3)
-    async with (
-        serve(["Fine."], limits=limits) as (endpoint, ticket, policy, engine),
-        Client(endpoint.url, ticket) as client,
-    ):
-        assert (await client.http.head(endpoint.url)).status_code == 200
-        models = await client.http.get("models")
+    async with serve(["Fine."], limits=limits) as at:
+        assert (await at.client.http.head(at.endpoint.url)).status_code == 200
+        models = await at.client.http.get("models")
         assert models.json()["data"][0]["object"] == "model"
-        tokens = (await client.http.post("messages/count_tokens", json=ask("messages", "Hello."))).json()
-        usage = (await client.say("messages", ask("messages", "Hello."))).usage
-        assert tokens == {"input_tokens": usage["input_tokens"]} and usage["output_tokens"] == len(engine.asked[0][1])
+        tokens = (await at.client.http.post("messages/count_tokens", json=ask("messages", "Hello."))).json()
+        usage = (await at.client.say("messages", ask("messages", "Hello."))).usage
+        assert tokens == {"input_tokens": usage["input_tokens"]} and usage["output_tokens"] == len(
+            at.engine.asked[0][1]
+        )
         for method, path in (("GET", "responses"), ("POST", "embeddings"), ("POST", ""), ("DELETE", "models")):
-            assert (await client.http.request(method, path)).status_code == 404
+            assert (await at.client.http.request(method, path)).status_code == 404
         for protocol, path in PATHS.items():
-            large = await client.http.post(path, content=b" " * 3000)
+            large = await at.client.http.post(path, content=b" " * 3000)
             assert large.status_code == 413 and "2000 bytes" in message_of(large.json())
-            broken = await client.http.post(path, content=b"{")
+            broken = await at.client.http.post(path, content=b"{")
             assert broken.status_code == 400 and "JSON" in message_of(broken.json())
             assert (protocol == "messages") == (broken.json().get("type") == "error")
-        await client.http.post("messages", content=b"[]")
-        too_many = await client.post("chat", ask("chat", "?"))
+        await at.client.http.post("messages", content=b"[]")
+        too_many = await at.client.post("chat", ask("chat", "?"))
         assert too_many.status_code == 400 and "too much" in message_of(too_many.json())
-        assert len(engine.asked) == len(policy.rewards) == 1
+        assert len(at.engine.asked) == len(at.policy.rewards) == 1
 
 
 class Trouble(ScriptedEngine):
@@ -190,26 +192,26 @@ class Trouble(ScriptedEngine):
 @PROTOCOLS
 @pytest.mark.parametrize("error", [InfrastructureError("gone"), RuntimeError("a defect")])
 async def test_a_fault_is_the_session_s_and_an_error_of_the_server(serve: Serve, protocol: str, error: Any) -> None:
-    async with serve([]) as (endpoint, ticket, policy, _), Client(endpoint.url, ticket) as client:
-        policy._engine = Trouble(error)
+    async with serve([]) as at:
+        at.policy._engine = Trouble(error)
         for stream in (False, True):
-            answer = await client.post(protocol, ask(protocol, "?", stream=stream))
+            answer = await at.client.post(protocol, ask(protocol, "?", stream=stream))
             assert answer.status_code == 500 and message_of(answer.json()) == "the engine failed"
-            assert ticket.session.fault is error and not policy.rewards
+            assert at.session.fault is error and not at.policy.rewards
 
 
 @PROTOCOLS
 async def test_a_history_without_room_is_refused_in_the_client_s_words(serve: Serve, protocol: str) -> None:
-    async with serve(["Fine."]) as (endpoint, ticket, policy, _), Client(endpoint.url, ticket) as client:
-        policy._player.limits = EpisodeLimits(episode_tokens=1000)
+    async with serve(["Fine."]) as at:
+        at.policy._player.limits = EpisodeLimits(episode_tokens=1000)
         for length in (9000, 1100):
-            answer = await client.post(protocol, ask(protocol, "x" * length, stream=True))
+            answer = await at.client.post(protocol, ask(protocol, "x" * length, stream=True))
             error = answer.json()["error"]
-            assert answer.status_code == 400 and ticket.session.fault is None
+            assert answer.status_code == 400 and at.session.fault is None
             assert error.get("code", "prompt is too long" in error["message"]) in (True, "context_length_exceeded")
         # It goes on where the client makes its history shorter.
-        assert (await client.say(protocol, ask(protocol, "x"))).text == "Fine."
-        assert len(policy.rows()) == 1 and policy.rewards == [0.0]
+        assert (await at.client.say(protocol, ask(protocol, "x"))).text == "Fine."
+        assert len(at.policy.rows()) == 1 and at.policy.rewards == [0.0]
 
 
 class Slow(Told):
@@ -237,79 +239,79 @@ async def until(condition: Callable[[], object]) -> None:
 @PROTOCOLS
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_hangs_up_ends_its_sampling(serve: Serve, protocol: str, stream: bool) -> None:
-    async with serve(["Fine."]) as (endpoint, ticket, policy, engine), Client(endpoint.url, ticket) as client:
-        policy._engine = slow = Slow(engine.turns)
-        asking = asyncio.create_task(client.post(protocol, ask(protocol, "?", stream=stream)))
-        await until(lambda: ticket.session._attempts)
+    async with serve(["Fine."]) as at:
+        at.policy._engine = slow = Slow(at.engine.turns)
+        asking = asyncio.create_task(at.client.post(protocol, ask(protocol, "?", stream=stream)))
+        await until(lambda: at.session._attempts)
         asking.cancel()
-        await until(lambda: slow.cancelled and ticket.session.counts["never delivered"])
-        assert not policy.rewards and not policy._rows[0].token_ids and ticket.session.fault is None
+        await until(lambda: slow.cancelled and at.session.counts["never delivered"])
+        assert not at.policy.rewards and not at.policy._rows[0].token_ids and at.session.fault is None
         slow.free = True
-        answer = await client.say(protocol, ask(protocol, "?", stream=stream))
-        assert answer.text == "Fine." and not +policy.forks
+        answer = await at.client.say(protocol, ask(protocol, "?", stream=stream))
+        assert answer.text == "Fine." and not +at.policy.forks
         # Whoever drops an answer that it has got, and goes on before it, leaves a row that is finished.
         slow.turns.append(slow.asked[0][1])
         nudge = [{"role": "user", "content": text} for text in ("?", "Go on.")]
-        await client.say(protocol, ask(protocol, nudge, stream=stream))
-        assert policy.forks == {"dropped": 1} and len(policy.rewards) == 2
-        assert ticket.session.counts["never delivered"] == 1
-        check(policy, slow.asked)
+        await at.client.say(protocol, ask(protocol, nudge, stream=stream))
+        assert at.policy.forks == {"dropped": 1} and len(at.policy.rewards) == 2
+        assert at.session.counts["never delivered"] == 1
+        check(at.policy, slow.asked)
 
 
 @PROTOCOLS
 @pytest.mark.parametrize("header", [{}, {"x-stainless-retry-count": "1"}])
 async def test_a_retry_ends_the_first_attempt(serve: Serve, protocol: str, header: dict[str, str]) -> None:
-    async with serve(["Fine.", "Good."]) as (endpoint, ticket, policy, engine), Client(endpoint.url, ticket) as client:
-        policy._engine = slow = Slow(engine.turns)
-        asking = asyncio.create_task(client.post(protocol, ask(protocol, "?")))
-        await until(lambda: ticket.session._attempts)
-        again = asyncio.create_task(client.say(protocol, ask(protocol, "?", stream=True), **header))
+    async with serve(["Fine.", "Good."]) as at:
+        at.policy._engine = slow = Slow(at.engine.turns)
+        asking = asyncio.create_task(at.client.post(protocol, ask(protocol, "?")))
+        await until(lambda: at.session._attempts)
+        again = asyncio.create_task(at.client.say(protocol, ask(protocol, "?", stream=True), **header))
         await until(lambda: slow.cancelled)
         assert (await asking).status_code == 503
         slow.free = True
-        assert (await again).text == "Fine." and not +policy.forks and len(policy.rows()) == 1
+        assert (await again).text == "Fine." and not +at.policy.forks and len(at.policy.rows()) == 1
         # The same body once more, after its answer: a second sample.
-        assert (await client.say(protocol, ask(protocol, "?"), **header)).text == "Good."
-        assert policy.forks == {"again": 1} and ticket.session.counts["retried"] == 1
-        check(policy, slow.asked)
+        assert (await at.client.say(protocol, ask(protocol, "?"), **header)).text == "Good."
+        assert at.policy.forks == {"again": 1} and at.session.counts["retried"] == 1
+        check(at.policy, slow.asked)
 
 
 @PROTOCOLS
 async def test_parallel_requests_are_rows_side_by_side(serve: Serve, protocol: str) -> None:
-    async with serve(["a", "b", "c"]) as (endpoint, ticket, policy, engine), Client(endpoint.url, ticket) as client:
-        policy._engine = slow = Slow(engine.turns)
+    async with serve(["a", "b", "c"]) as at:
+        at.policy._engine = slow = Slow(at.engine.turns)
         same = ask(protocol, "?", stream=True)
         bodies = [same, same, ask(protocol, "Another.")]
-        asking = [client.say(protocol, body, **{"x-stainless-retry-count": "0"}) for body in bodies]
+        asking = [at.client.say(protocol, body, **{"x-stainless-retry-count": "0"}) for body in bodies]
         answers = asyncio.gather(*asking)
-        await until(lambda: len(ticket.session._attempts) == 3)
+        await until(lambda: len(at.session._attempts) == 3)
         slow.free = True
         assert sorted(answer.text for answer in await answers) == ["a", "b", "c"]
-        assert len(policy.rows()) == 3 and all(row.parent is None for row in policy.rows())
-        assert sorted(recorded(policy)) == sorted(slow.asked)
+        assert len(at.policy.rows()) == 3 and all(row.parent is None for row in at.policy.rows())
+        assert sorted(recorded(at.policy)) == sorted(slow.asked)
 
 
 @PROTOCOLS
 async def test_titles_are_answered_and_not_recorded(serve: Serve, protocol: str) -> None:
-    async with serve(["Sums", "4", "Dune"]) as (endpoint, ticket, policy, _), Client(endpoint.url, ticket) as client:
+    async with serve(["Sums", "4", "Dune"]) as at:
         texts = ["Generate a title for this conversation:\n", "2+2?"]
         title = ask(protocol, [{"role": "user", "content": text} for text in texts], tools=())
-        assert (await client.say(protocol, title)).text == "Sums"
-        assert not policy.rewards and not ticket.session.messages
-        assert (await client.say(protocol, ask(protocol, "2+2?"))).text == "4"
+        assert (await at.client.say(protocol, title)).text == "Sums"
+        assert not at.policy.rewards and not at.session.messages
+        assert (await at.client.say(protocol, ask(protocol, "2+2?"))).text == "4"
         # A task about titles is a task.
-        assert (await client.say(protocol, ask(protocol, "What is the book's title?", tools=()))).text == "Dune"
-        assert len(policy.rewards) == 2 and ticket.session.counts["requests title"] == 1
+        assert (await at.client.say(protocol, ask(protocol, "What is the book's title?", tools=()))).text == "Dune"
+        assert len(at.policy.rewards) == 2 and at.session.counts["requests title"] == 1
 
 
 async def test_a_slow_client_holds_up_no_closing(serve: Serve) -> None:
-    async with serve(["x" * 10**6]) as (endpoint, ticket, policy, _):
-        host, port = endpoint.url.removeprefix("http://").split(":")
+    async with serve(["x" * 10**6]) as at:
+        host, port = at.endpoint.url.removeprefix("http://").split(":")
         body = json.dumps(ask("chat", "?")).encode()
         _, writer = await asyncio.open_connection(host, int(port), limit=1)
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-api-key: {ticket.key}\r\n"
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-api-key: {at.ticket.key}\r\n"
         writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body[:-1])
-        await until(lambda: endpoint._running[ticket.name])
-        await endpoint.close(ticket)
+        await until(lambda: at.endpoint._running[at.ticket.name])
+        await at.endpoint.close(at.ticket)
         writer.close()
-        assert not policy.rewards
+        assert not at.policy.rewards
