@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentrl.endpoint.chat import Chat
 from agentrl.endpoint.server import Endpoint, ServerLimits
+from agentrl.endpoint.session import Session
 from agentrl.engines.base import Completion, Sampling
 from agentrl.engines.scripted import ScriptedEngine
 from agentrl.errors import InfrastructureError
@@ -17,8 +19,9 @@ from agentrl.render.renderer import Renderer
 from agentrl.rollout.player import EpisodeLimits
 
 from ..rollout.test_policy import Told, check
-from .client import PATHS, Body, Client, ask
+from .client import PATHS, Body, Client, ask, read
 from .conftest import Serve, recorded, scripted
+from .recorded import Reply
 
 PROTOCOLS = pytest.mark.parametrize("protocol", PATHS)
 TEXTS = st.sampled_from(["", " ", "x", "user", "system", "text", "python", "\ud800", "<think>", "call_0", "{}", "\x00"])
@@ -302,6 +305,31 @@ async def test_titles_are_answered_and_not_recorded(serve: Serve, protocol: str)
         # A task about titles is a task.
         assert (await at.client.say(protocol, ask(protocol, "What is the book's title?", tools=()))).text == "Dune"
         assert len(at.policy.rewards) == 2 and at.session.counts["requests title"] == 1
+
+
+@PROTOCOLS
+async def test_turns_of_others_are_context(serve: Serve, protocol: str) -> None:
+    async with serve(["Mine."]) as at:
+        texts = {"assistant": "Never sampled.", "user": "Go on."}
+        await at.client.say(protocol, ask(protocol, [{"role": role, "content": text} for role, text in texts.items()]))
+        ((prompt, turn),) = recorded(at.policy)
+        assert "Never sampled." in at.policy.text(prompt) and at.policy.text(turn) == "Mine."
+
+
+async def test_an_answer_on_its_way_is_built_upon(renderer: Renderer) -> None:
+    _, policy = scripted(renderer, ["a", "b"])
+    session, asking = Session(policy, "hermes", "x"), list[asyncio.Task[Any]]()
+
+    class Early(Reply):
+        async def body(self, body: Any) -> None:
+            history = [{"role": "user", "content": "?"}, *read("chat", body).items, {"role": "user", "content": "And?"}]
+            request = Chat.read(ask("chat", history))
+            asking.append(asyncio.create_task(session.answer(Chat, request, {}, Reply())))
+            await asyncio.sleep(0.01)
+
+    await session.answer(Chat, Chat.read(ask("chat", "?")), {}, Early())
+    await asking[0]
+    assert not +policy.forks and len(policy.rows()) == 1 and len(policy.rewards) == 2
 
 
 async def test_a_slow_client_holds_up_no_closing(serve: Serve) -> None:

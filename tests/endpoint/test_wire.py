@@ -306,7 +306,7 @@ def back(*texts: str, thinking: str = "", arguments: object = None, name: str = 
 
 BAD = '{"code": 1'
 SAME = [
-    # Texts are joined, those of an answer that was cut off before them are another's, and absent thoughts are no matter.
+    # Texts are joined, those before them may be another answer's, which was cut off, and thoughts may be absent.
     (own("ab"), back("a", "b"), 0),
     (own("b"), back("cut", "b"), 1),
     (own("b", "Hm."), back("b"), 0),
