@@ -121,7 +121,7 @@ class Endpoint:
         config = uvicorn.Config(
             self._app,
             interface="asgi3",
-            log_level="error",
+            log_level="critical",
             lifespan="off",
             ws="none",
             access_log=False,
@@ -292,11 +292,9 @@ class _HttpReply:
         """True once the client has hung up before that."""
 
     async def status(self, status: int, body: Mapping[str, Any] | None = None) -> None:
-        """Send a body with a status; a stream that has begun is cut off instead, which its client takes for a fault."""
-        if self.gone or self.ended:
-            return
-        if self._begun:
-            await self._send({"type": "http.response.body", "body": b""})
+        """Send a body with a status; a stream that has begun is cut off instead."""
+        # A response that is not completed has its connection closed, which its client takes for a fault.
+        if self.gone or self._begun:
             return
         self._begun = True
         data = b"" if body is None else json.dumps(body).encode()

@@ -29,6 +29,8 @@ _FORMS = ("output_config", "response_format", "text")
 _TITLE = re.compile(r"'required': \['title'\]|[Gg]enerate a title for this conversation")
 """How clients ask for a conversation's title."""
 _THINK = "<think>"
+_NOTICED_S = 0.05
+"""Seconds in which the server notices that a client has hung up."""
 _RETRIES = "x-stainless-retry-count"
 """Header in which the libraries of OpenAI and Anthropic count the retries of a request."""
 
@@ -225,8 +227,11 @@ class Session:
             return
         for other in list(self._attempts):
             if (other.label, other.messages) == (attempt.label, attempt.messages) and other.task is not None:
-                self.counts["retried"] += 1
-                other.task.cancel()
+                # Of two requests, that of a client which has hung up may be read last: it ends here.
+                await asyncio.sleep(_NOTICED_S)
+                if not other.sampled.is_set() and not other.ended.is_set():
+                    self.counts["retried"] += 1
+                    other.task.cancel()
                 await other.ended.wait()
 
     def _tools(self, specs: Sequence[ToolSpec]) -> tuple[Dialect, Mapping[str, ToolSpec]]:

@@ -177,6 +177,11 @@ def _read_items(stream: list[Body]) -> Answered:
     return answer
 
 
+def read_text(protocol: str, body: Body, text: str) -> Answered:
+    """Read an answer in the way that its request asks for."""
+    return read_stream(protocol, text) if body.get("stream") else read(protocol, json.loads(text))
+
+
 class Client:
     """A client with a session's URL and key."""
 
@@ -197,4 +202,4 @@ class Client:
         """Ask, and read the answer in the way the body asks for it."""
         answer = await self.post(protocol, body, **headers)
         assert answer.status_code == 200, answer.text
-        return read_stream(protocol, answer.text) if body.get("stream") else read(protocol, answer.json())
+        return read_text(protocol, body, answer.text)

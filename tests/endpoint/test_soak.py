@@ -6,6 +6,7 @@ import random
 from itertools import count
 from typing import Any
 
+import httpx
 import pytest
 
 from agentrl.endpoint.server import Endpoint
@@ -13,7 +14,7 @@ from agentrl.endpoint.session import Session
 from agentrl.engines.base import Completion, Sampling
 from agentrl.render.renderer import Renderer
 
-from .client import PATHS, Answered, Body, Client, ask, result
+from .client import PATHS, Answered, Body, Client, ask, read_text, result
 from .conftest import recorded, scripted
 
 EVERYTHING = os.environ.get("AGENTRL_EVERYTHING") == "1"
@@ -79,10 +80,15 @@ class Player:
                 continue
             if kind == "retry":
                 attempt = asyncio.create_task(self.client.post(self.protocol, body))
-                await asyncio.sleep(self.choose.random() * 0.01)
-                answer = await self.say(body)
-                # The attempt was ended, or it had its answer before.
-                assert (await attempt).status_code in (200, 503) or body["stream"]
+                await asyncio.sleep(self.choose.random() * 0.02)
+                retry = asyncio.create_task(self.client.post(self.protocol, body))
+                answers = await asyncio.gather(attempt, retry, return_exceptions=True)
+                # One has ended the other, whichever came first; a stream that is ended is cut off.
+                assert all(isinstance(answer, httpx.Response | httpx.TransportError) for answer in answers)
+                arrived = [answer for answer in answers if isinstance(answer, httpx.Response) and answer.is_success]
+                self.delivered += [read_text(self.protocol, body, answer.text) for answer in arrived]
+                answer = self.delivered[-1]
+                assert arrived
             elif kind == "parallel":
                 again = {"x-stainless-retry-count": "0"}
                 answer, _ = await asyncio.gather(self.say(body, **again), self.say(self.ask(history), **again))
