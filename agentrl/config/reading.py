@@ -157,7 +157,11 @@ def parse_toml(data: bytes, name: str) -> dict[str, Any]:
         raise ConfigError(f"the config {name!r} is not TOML: {error}") from error
 
 
-_DEFAULT_NAMES = {"engine": EngineSettings().name, "driver": DriverSettings().name, "plan": PlanSettings().name}
+_DEFAULT_NAMES: Mapping[str, str] = {
+    "engine": EngineSettings().name,
+    "driver": DriverSettings().name,
+    "plan": PlanSettings().name,
+}
 
 
 def _overridden(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -168,21 +172,21 @@ def _overridden(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, 
 
 
 def _laid_over(base: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    return _merged(in_full(base), in_full(new))
-
-
-def _merged(base: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     """Merge settings; the options of one engine, driver or plan do not hold for another."""
+    return _merged(in_full(base), in_full(new), _DEFAULT_NAMES)
+
+
+def _merged(base: Mapping[str, Any], new: Mapping[str, Any], names: Mapping[str, str] = {}) -> dict[str, Any]:
     merged = dict(base)
     for key, value in new.items():
         old = merged.get(key)
-        if isinstance(old, dict) and isinstance(value, Mapping):
-            name = old.get("name", _DEFAULT_NAMES.get(key))
-            if key in _DEFAULT_NAMES and value.get("name", name) != name:
-                old = {inner: setting for inner, setting in old.items() if inner != "options"}
-            merged[key] = _merged(old, value)
-        else:
+        if not isinstance(old, dict) or not isinstance(value, Mapping):
             merged[key] = value
+            continue
+        name = old.get("name", names.get(key))
+        if key in names and value.get("name", name) != name:
+            old = {inner: setting for inner, setting in old.items() if inner != "options"}
+        merged[key] = _merged(old, value, names)
     return merged
 
 

@@ -22,7 +22,7 @@ from typing import Final, TypedDict
 from agentrl.sandboxes.inside import kernel, launcher, rootfs, scratch, seccomp
 from agentrl.sandboxes.inside.limits import Limits
 
-WORK: Final = "/tmp/work"
+WORK: Final = "/tmp/agent"
 """The command's working folder."""
 HOLE: Final = "/run/agentrl.sock"
 """Where the host's socket appears."""

@@ -223,7 +223,7 @@ except OSError: pass
 """,
     "writes files of holes": "[os.truncate(os.open(str(n), os.O_CREAT | os.O_RDWR), 200 << 20) for n in range(300)]",
     "leaves pipes and links": "os.mkfifo('pipe'); os.symlink('/etc/ld.so.cache', 'link'); os.symlink('/', 'root')",
-    "moves its folder": "os.rename('/tmp/work', '/tmp/x'); os.symlink('/usr', '/tmp/work')",
+    "moves its folder": "os.rename('/tmp/agent', '/tmp/x'); os.symlink('/usr', '/tmp/agent')",
     "puts a pipe for its output": "p = '/dev/shm/agentrl.log'; os.path.exists(p) and os.remove(p); os.mkfifo(p)",
     "digs": "[(os.mkdir('d'), os.chdir('d')) for _ in range(3000)]",
     "shuts its files": "open('x', 'w'); os.chmod('x', 0); os.mkdir('y'); os.chmod('y', 0)",

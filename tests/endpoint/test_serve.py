@@ -53,7 +53,7 @@ async def play(renderer: Renderer, agent: Any, **options: Any) -> Trajectory:
 
 
 async def solve(client: httpx.AsyncClient, session: dict[str, Any]) -> None:
-    """Ask once, and end with a file."""
+    """Send one request, and end with a file."""
     headers = {"authorization": f"Bearer {session['key']}"}
     messages = [{"role": "user", "content": session["prompt"]}]
     url = f"{session['url']}/v1/chat/completions"
