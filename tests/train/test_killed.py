@@ -61,9 +61,9 @@ INSTANTS = {
         # While it evaluates, and then twice in a row: as it reads the optimizer, and as it cuts the records.
         r"9 ^graded test",
         r"9 ^os\.scandir .*/step-000002/optimizer",
-        r"9 ^open \.metrics\.jsonl\.\w+\.tmp",
+        r"9 ^open .*/\.metrics\.jsonl\.\w+\.tmp",
         # When it has ended.
-        r"9 ^open \.report\.html\.\w+\.tmp",
+        r"9 ^open .*/\.report\.html\.\w+\.tmp",
     ),
     ("lag", 1): (
         # While it writes a checkpoint, before any is whole; while it deletes an old one, and while it plays ahead.
@@ -74,7 +74,7 @@ INSTANTS = {
         rf"{errno.ENOSPC} ^open .*/metrics\.jsonl a",
     ),
     # Between a row and its episodes.
-    ("lag", 2): (r"9 ^open \.step-000004\.jsonl\.zst\.\w+\.tmp",),
+    ("lag", 2): (r"9 ^open .*/\.step-000004\.jsonl\.zst\.\w+\.tmp",),
 }
 """Where a run is killed, one after the other, by its mode and its ranks."""
 KILLS = int(os.environ.get("AGENTRL_KILLS", "3"))
