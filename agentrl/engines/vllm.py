@@ -191,15 +191,16 @@ class VllmEngine:
 
         async def sampled() -> tuple[Any, int | None]:
             """Return the completion, and how many of its tokens there are where it is to end before it would."""
-            done, heard, watch = None, 0, sampling.watch
-            async for output in llm.generate(prompt, params, str(next(self._numbers))):
+            done, heard, end, number = None, 0, None, str(next(self._numbers))
+            async for output in llm.generate(prompt, params, number):
                 (done,) = output.outputs
-                for token in done.token_ids[heard:]:
+                while sampling.watch and end is None and heard < len(done.token_ids):
                     heard += 1
-                    # Leaving the loop aborts the request.
-                    if watch and watch(token):
-                        return done, heard
-            return done, None
+                    if sampling.watch(done.token_ids[heard - 1]):
+                        # The last output, which says what weights sampled which token, is still to come.
+                        end = heard
+                        await llm.abort(number)
+            return done, end
 
         try:
             done, end = await self._answered(llm, sampled())
