@@ -5,19 +5,19 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from agentrl.endpoint.wire import (
-    IMAGE,
     Answer,
     BadRequestError,
     Call,
     Event,
     Item,
+    OpenAIWire,
     Request,
     ToolSpec,
     fields,
+    marked_parts,
     objects,
     read_limit,
     read_stop,
-    text_parts,
     tool_spec,
     unlike,
 )
@@ -26,7 +26,7 @@ _ROLES = {"developer": "system", "function": "tool"}
 _FINISH = {"stop": "stop", "length": "length", "calls": "tool_calls"}
 
 
-class Chat:
+class Chat(OpenAIWire):
     """Chat completions, as OpenAI's clients speak them."""
 
     @staticmethod
@@ -37,13 +37,13 @@ class Chat:
             role = _ROLES.get(str(message.get("role")), message.get("role"))
             if role not in ("system", "user", "assistant", "tool"):
                 raise BadRequestError(f"messages has the role {str(role)[:40]!r}: use system, user, assistant or tool")
-            texts, image = text_parts(message.get("content"))
+            texts, image = marked_parts(message.get("content"))
             images = images or image
             thinking = message.get("reasoning_content") or message.get("reasoning")
             items.append(
                 Item(
                     role=role,
-                    texts=(*texts, IMAGE) if image else texts,
+                    texts=texts,
                     thinking=thinking if isinstance(thinking, str) else "",
                     calls=tuple(map(_call, objects(message.get("tool_calls"), "tool_calls"))),
                     call_id=str(message.get("tool_call_id") or message.get("name") or "") if role == "tool" else "",
@@ -66,11 +66,6 @@ class Chat:
         )
 
     @staticmethod
-    def fit(answer: Answer, request: Request) -> Answer:
-        """Return the answer: every call can be sent."""
-        return answer
-
-    @staticmethod
     def whole(answer: Answer, request: Request) -> Mapping[str, Any]:
         """Write an answer as one body."""
         message: dict[str, Any] = {"role": "assistant", "content": answer.text or (None if answer.calls else "")}
@@ -85,13 +80,6 @@ class Chat:
     def writer(answer_id: str, request: Request) -> "_Writer":
         """Return what writes an answer as a stream."""
         return _Writer(answer_id, request)
-
-    @staticmethod
-    def error(status: int, message: str, *, too_long: bool = False) -> Mapping[str, Any]:
-        """Write an error."""
-        kind = "server_error" if status >= 500 else "invalid_request_error"
-        code = "context_length_exceeded" if too_long else None
-        return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 
 class _Writer:

@@ -15,6 +15,7 @@ from agentrl.endpoint.wire import (
     Item,
     Request,
     fields,
+    marked_parts,
     objects,
     read_limit,
     read_stop,
@@ -200,11 +201,10 @@ def _others(role: Any, blocks: list[dict[str, Any]]) -> Iterator[Item]:
         if block.get("type") not in ("tool_result", "end"):
             waiting.append(block)
             continue
-        texts, image = text_parts(waiting)
-        if texts or image:
-            yield Item(role=role, texts=(*texts, IMAGE) if image else texts)
+        texts, _ = marked_parts(waiting)
+        if texts:
+            yield Item(role=role, texts=texts)
         waiting = []
         if block.get("type") == "tool_result":
-            texts, image = text_parts(block.get("content"))
-            texts = (*texts, IMAGE) if image else texts
+            texts, _ = marked_parts(block.get("content"))
             yield Item(role="tool", texts=texts, call_id=str(block.get("tool_use_id", "")))

@@ -7,14 +7,15 @@ from itertools import count
 from typing import Any
 
 from agentrl.endpoint.wire import (
-    IMAGE,
     Answer,
     BadRequestError,
     Call,
     Event,
     Item,
+    OpenAIWire,
     Request,
     ToolSpec,
+    marked_parts,
     objects,
     read_limit,
     text_parts,
@@ -26,7 +27,7 @@ _OUTPUTS = ("function_call_output", "custom_tool_call_output", "local_shell_call
 _CALLS = ("function_call", "custom_tool_call")
 
 
-class Responses:
+class Responses(OpenAIWire):
     """Responses, as OpenAI's newer clients and Codex speak them."""
 
     @staticmethod
@@ -66,11 +67,6 @@ class Responses:
         )
 
     @staticmethod
-    def fit(answer: Answer, request: Request) -> Answer:
-        """Return the answer: every call can be sent."""
-        return answer
-
-    @staticmethod
     def whole(answer: Answer, request: Request) -> Mapping[str, Any]:
         """Write an answer as one body."""
         return _object(answer.id, request, [item for item, _ in _output(answer)], answer.usage)
@@ -79,13 +75,6 @@ class Responses:
     def writer(answer_id: str, request: Request) -> "_Writer":
         """Return what writes an answer as a stream."""
         return _Writer(answer_id, request)
-
-    @staticmethod
-    def error(status: int, message: str, *, too_long: bool = False) -> Mapping[str, Any]:
-        """Write an error."""
-        kind = "server_error" if status >= 500 else "invalid_request_error"
-        code = "context_length_exceeded" if too_long else None
-        return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 
 class _Writer:
@@ -236,8 +225,8 @@ def _item(entry: Mapping[str, Any]) -> tuple[Item | None, bool]:
         role = "system" if entry.get("role") == "developer" else entry.get("role")
         if role not in ("system", "user", "assistant"):
             raise BadRequestError(f"input has the role {str(role)[:40]!r}: use system, developer, user or assistant")
-        texts, image = text_parts(entry.get("content"))
-        return Item(role=role, texts=(*texts, IMAGE) if image else texts), image
+        texts, image = marked_parts(entry.get("content"))
+        return Item(role=role, texts=texts), image
     if kind == "reasoning":
         texts = [part.get("text") for part in objects(entry.get("summary"), "summary")]
         return Item(role="assistant", thinking="".join(text for text in texts if isinstance(text, str))), False
@@ -247,8 +236,7 @@ def _item(entry: Mapping[str, Any]) -> tuple[Item | None, bool]:
         call = Call(id=str(entry.get("call_id", "")), name=name, arguments=arguments, namespace=namespace)
         return Item(role="assistant", calls=(call,)), False
     if kind in _OUTPUTS:
-        texts, image = text_parts(entry.get("output"))
-        texts = (*texts, IMAGE) if image else texts
+        texts, image = marked_parts(entry.get("output"))
         return Item(role="tool", texts=texts, call_id=str(entry.get("call_id", ""))), image
     if kind == "compaction":
         return Item(role="user", texts=text_parts(entry.get("encrypted_content"))[0]), False

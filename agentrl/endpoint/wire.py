@@ -187,6 +187,22 @@ class Wire(Protocol):
         ...
 
 
+class OpenAIWire:
+    """What both of OpenAI's protocols share."""
+
+    @staticmethod
+    def fit(answer: Answer, request: Request) -> Answer:
+        """Return the answer: every call can be sent."""
+        return answer
+
+    @staticmethod
+    def error(status: int, message: str, *, too_long: bool = False) -> Mapping[str, Any]:
+        """Write an error."""
+        kind = "server_error" if status >= 500 else "invalid_request_error"
+        code = "context_length_exceeded" if too_long else None
+        return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+
+
 def objects(value: object, name: str) -> list[dict[str, Any]]:
     """Check that a field is a list of objects; absent and null are an empty one.
 
@@ -224,6 +240,12 @@ def text_parts(content: object) -> tuple[tuple[str, ...], bool]:
         if isinstance(text, str) and text and not text.isspace():
             texts.append(writable(text))
     return tuple(texts), other
+
+
+def marked_parts(content: object) -> tuple[tuple[str, ...], bool]:
+    """Read the parts of a content as :func:`text_parts` does, with ``IMAGE`` for those that are no text."""
+    texts, image = text_parts(content)
+    return (*texts, IMAGE) if image else texts, image
 
 
 def read_stop(value: object) -> tuple[str, ...]:
