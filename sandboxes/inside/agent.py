@@ -19,7 +19,7 @@ import time
 from contextlib import suppress
 from typing import Final, TypedDict
 
-from agentrl.sandboxes.inside import kernel, launcher, rootfs, scratch, seccomp
+from agentrl.sandboxes.inside import kernel, launcher, processes, rootfs, scratch, seccomp
 from agentrl.sandboxes.inside.limits import Limits
 
 WORK: Final = "/tmp/agent"
@@ -150,25 +150,15 @@ def _watch(command: int, limits: Limits, seconds: float) -> tuple[str, int]:
                     ended, why = status, "killed" if os.WIFSIGNALED(status) else "exit"
         if not why and time.monotonic() > deadline:
             why = "timeout"
-        if not why and _resident() > limits.memory_bytes:
+        if not why and processes.usage().rss > limits.memory_bytes:
             why = "memory"
         time.sleep(0 if why else _GLANCE_S)
     # Pid 1 itself is spared. Whoever forks meanwhile is met the next time.
-    with suppress(ProcessLookupError, ChildProcessError):
+    with suppress(ChildProcessError):
         while True:
-            os.kill(-1, signal.SIGKILL)
+            processes.signal_every(signal.SIGKILL)
             os.waitpid(-1, 0)
     return why, abs(os.waitstatus_to_exitcode(ended))
-
-
-def _resident() -> int:
-    """Sum the resident memory of all processes but pid 1 [bytes]."""
-    pages = 0
-    for name in os.listdir("/proc"):
-        if name.isdigit() and name != "1":
-            with suppress(OSError, ValueError), open(f"/proc/{name}/statm") as file:
-                pages += int(file.read().split()[1])
-    return pages * resource.getpagesize()
 
 
 def _tail(log: int, length: int) -> str:
