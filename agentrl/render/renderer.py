@@ -113,6 +113,11 @@ class Renderer:
         return self if same else Renderer(self.tokenizer, template_args, tools, marks)
 
     @property
+    def marks(self) -> Sequence[str]:
+        """The dialect's marks: no content is written with their tokens."""
+        return self._given[2]
+
+    @property
     def stop_ids(self) -> tuple[int, ...]:
         """The tokens that end the assistant's turn: its end-of-turn token, or one per role that may speak next.
 
@@ -254,7 +259,7 @@ class Renderer:
         if self._harmony:
             call = text.startswith(harmony.RECIPIENT)
             lead, end = ([] if call else lead), self._harmony[call]
-        spoken = self._tokens.marked(text, marks if ended else self._given[2])
+        spoken = self._tokens.marked(text, marks if ended else self.marks)
         pieces = (*lead, *spoken, close.blank, end) if ended else spoken
         return [token for token, _ in self._tokens.write([(piece, None) for piece in pieces], self._opened)]
 

@@ -29,6 +29,8 @@ class Transcript:
 
     stop_ids = (_END,)
     """The mark that ends the assistant's turn."""
+    marks: Sequence[str] = ()
+    """None: every mark is text."""
 
     def __init__(self, tools: Sequence[Mapping[str, object]] = ()) -> None:
         self._tools = tools

@@ -298,7 +298,8 @@ class Policy:
         start = 0 if turn is None else turn.start if again else turn.end
         ends = parent is not None and not again and self._rows[parent].ends_with(turn)
         if spelled not in self._renderers:
-            self._renderers[spelled] = self._renderer if tools is None else self._renderer.describing(tools)
+            own = self._renderer
+            self._renderers[spelled] = own if tools is None else own.describing(tools, own.marks)
         renderer = self._renderers[spelled]
         if past == "template" and isinstance(renderer, Renderer) and renderer.drops_thinking:
             cause = "thinking" if ends else _cause(turn, again=again)

@@ -2,6 +2,7 @@
 
 # ruff: noqa: RUF001  # DeepSeek's control tokens are spelled with wide bars
 
+import asyncio
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from agentrl.render.renderer import Renderer
 from agentrl.toolenv.dialects import get_dialect
 from agentrl.types import Message
 
+from ..rollout.test_policy import Told, policy_of
 from .conftest import FAMILIES, MORE, SYSTEM, USER, ids, renderer_of, result, search, tokenizer_of, whole
 
 NAMES = [
@@ -237,6 +239,10 @@ def test_added_tokens_that_control_nothing_are_text(name: str) -> None:
     marked = Renderer(tokenizer, marks=FAMILIES[name].plain[:1])
     assert tags & set(ids(marked.extend([], [result(text)]))) == tags - {tokenizer.convert_tokens_to_ids("<table>")}
     assert marked.describing((), FAMILIES[name].plain[:1]) is marked and marked.describing(()) is not marked
+    # Nor where a request brings tools of its own.
+    engine = Told([marked.turn("42")])
+    asyncio.run(policy_of(engine, marked).turn([Message(role="user", content=text)], ()))
+    assert tokenizer.convert_tokens_to_ids("<table>") not in engine.asked[0][0]
 
 
 @pytest.mark.parametrize(
