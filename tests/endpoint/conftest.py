@@ -3,22 +3,17 @@
 import asyncio
 import inspect
 from collections.abc import AsyncGenerator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 import pytest
 
 from agentrl.endpoint.server import Endpoint, Ticket
-from agentrl.engines.base import Sampling
 from agentrl.render.renderer import Renderer
-from agentrl.rollout.gate import Gate
-from agentrl.rollout.plan import EpisodeSpec
-from agentrl.rollout.player import EpisodeLimits, Player
 from agentrl.rollout.policy import Policy
-from agentrl.segments import complete_rows
 
-from ..rollout.test_policy import Prompts, Told
+from ..rollout import test_policy
+from ..rollout.test_policy import Prompts, Told, policy_of
 from .client import Client
 
 Serve = Callable[..., Any]
@@ -37,21 +32,13 @@ class Room(NamedTuple):
 
 def scripted(renderer: Renderer, turns: list[str], *, wait: float = 0.0) -> tuple[Told, Policy]:
     """Return an engine that says ``turns``, and a policy of it without limits that matter here."""
-    bounds = EpisodeLimits(episode_tokens=10**7, total_tokens=10**9)
-    player = Player(limits=bounds, threads=ThreadPoolExecutor(1), gate=Gate(64, bounds.episode_tokens))
     engine = Told([renderer.turn(turn) for turn in turns], wait)
-    return engine, Policy(engine, renderer, EpisodeSpec(task_id="t", seed=5), Sampling(max_tokens=10**5), player)
+    return engine, policy_of(engine, renderer, 10**7, 10**9, turn_tokens=10**5)
 
 
 def recorded(policy: Policy) -> Prompts:
     """Return each turn in the record, with all tokens before it."""
-    turns, rows = Prompts(), policy.rows()
-    for row, token_ids in zip(rows, complete_rows(rows), strict=True):
-        end = row.fork
-        for segment in row.segments:
-            begin, end = end, end + len(segment.token_ids)
-            turns += [(token_ids[:begin], token_ids[begin:end])] if segment.trained else []
-    return turns
+    return [(before, token_ids) for _, before, token_ids in test_policy.recorded(policy)]
 
 
 @pytest.hookimpl(tryfirst=True)

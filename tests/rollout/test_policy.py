@@ -45,11 +45,13 @@ class Told(ScriptedEngine):
         return done
 
 
-def policy_of(engine: Any, renderer: Renderer, episode_tokens: int = 2000, total_tokens: int = 0) -> Policy:
+def policy_of(
+    engine: Any, renderer: Renderer, episode_tokens: int = 2000, total_tokens: int = 0, turn_tokens: int = 500
+) -> Policy:
     bounds = EpisodeLimits(episode_tokens=episode_tokens, total_tokens=total_tokens)
     player = Player(limits=bounds, threads=ThreadPoolExecutor(1), gate=Gate(1, bounds.episode_tokens))
     spec = EpisodeSpec(task_id="t", seed=5)
-    return Policy(engine, renderer, spec, Sampling(max_tokens=500), player)
+    return Policy(engine, renderer, spec, Sampling(max_tokens=turn_tokens), player)
 
 
 def assistant(text: str) -> Message:
@@ -60,8 +62,8 @@ def tool(text: str, number: int = 0) -> Message:
     return Message(role="tool", content=text, name="python", tool_call_id=f"call{number:05}")
 
 
-def check(policy: Policy, asked: Prompts) -> None:
-    """Each turn is owned once, in the row that begins with its very prompt; numbers are the order of their ends."""
+def recorded(policy: Policy) -> list[tuple[int, tuple[int, ...], tuple[int, ...]]]:
+    """Return each turn in the record: its number, all tokens before it, and its own."""
     rows = policy.rows()
     turns: list[tuple[int, tuple[int, ...], tuple[int, ...]]] = []
     for row, token_ids in zip(rows, complete_rows(rows), strict=True):
@@ -71,7 +73,12 @@ def check(policy: Policy, asked: Prompts) -> None:
             if segment.trained:
                 number = len(turns) if segment.turn is None else segment.turn
                 turns.append((number, token_ids[:begin], token_ids[begin:end]))
-    assert sorted(turns) == [(number, *pair) for number, pair in enumerate(asked)]
+    return turns
+
+
+def check(policy: Policy, asked: Prompts) -> None:
+    """Each turn is owned once, in the row that begins with its very prompt; numbers are the order of their ends."""
+    assert sorted(recorded(policy)) == [(number, *pair) for number, pair in enumerate(asked)]
 
 
 def test_a_history_that_only_grows_is_one_row(renderer: Renderer) -> None:
