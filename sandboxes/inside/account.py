@@ -9,6 +9,7 @@ from collections.abc import Collection
 from agentrl.sandboxes.inside import processes, wire
 from agentrl.sandboxes.inside.processes import Usage
 from agentrl.sandboxes.inside.running_cell import RunningCell
+from agentrl.sandboxes.inside.snapshot import HONEST_S
 
 
 class Account:
@@ -67,7 +68,8 @@ class Account:
             copying: The program was ordered to copy itself, so one of the processes may be its copy.
         """
         used = self.usage(excluded)
-        if cell is not None and cell.is_late(used.cpu_s, excluded):
+        # An honest copy is charged to no cell, but how long it took is known only when it is made.
+        if cell is not None and cell.is_late(used.cpu_s, excluded, HONEST_S if copying else 0.0):
             return "timeout"
         now = time.monotonic()
         # Exact figures cost milliseconds for each process: spend at most a fifth of the time on them, unless what was

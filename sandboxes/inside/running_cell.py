@@ -50,15 +50,16 @@ class RunningCell:
         self.started = time.monotonic()
         self.clock.start()
 
-    def is_late(self, cpu_s: float, excluded: Collection[int]) -> bool:
+    def is_late(self, cpu_s: float, excluded: Collection[int], grace_s: float) -> bool:
         """Return whether its time is over.
 
         Args:
             cpu_s: CPU time that it is charged for so far [seconds].
             excluded: Processes that do not count.
+            grace_s: Added to both limits [seconds].
         """
-        late = self.clock.has_passed(wire.real(self.order, "wall"), excluded)
-        return late or cpu_s > wire.real(self.order, "cpu")
+        late = self.clock.has_passed(wire.real(self.order, "wall") + grace_s, excluded)
+        return late or cpu_s > wire.real(self.order, "cpu") + grace_s
 
     def outcome(self, status: int) -> wire.Message:
         """Return how a cell ended whose program exited with a status as of ``wait``."""

@@ -10,8 +10,8 @@ from agentrl.sandboxes.inside import processes
 from agentrl.sandboxes.inside.program_channel import ProgramChannel
 
 _MAX_CPU_S: Final = 0.002
-# Milliseconds on Linux, a few tenths of a second on gVisor.
-_HONEST_S: Final = 0.5
+HONEST_S: Final = 0.5
+"""How long a program may take to copy itself: milliseconds on Linux, a few tenths of a second on gVisor."""
 
 
 class Snapshot:
@@ -39,7 +39,7 @@ class Snapshot:
     def keep(self, pid: int) -> bool:
         """Note a copy that has stopped, and return whether it came so soon that no cell is charged for it."""
         self.pid, self._cpu_s = pid, processes.cpu_clock(pid)
-        return time.monotonic() - self._requested < _HONEST_S
+        return time.monotonic() - self._requested < HONEST_S
 
     def take(self) -> ProgramChannel | None:
         """Return the channel of the copy and forget both, or ``None`` where the copy can't be trusted any more."""

@@ -18,7 +18,9 @@ from agentrl.sandboxes.host import worker
 from agentrl.sandboxes.host.worker import Worker, WorkerDied
 from agentrl.sandboxes.inside import clock as clock_module
 from agentrl.sandboxes.inside import processes, wire
+from agentrl.sandboxes.inside.account import Account
 from agentrl.sandboxes.inside.clock import STRETCH, SessionClock
+from agentrl.sandboxes.inside.running_cell import RunningCell
 
 
 @pytest.fixture
@@ -65,6 +67,15 @@ def test_what_is_asked_often_is_not_looked_up_each_time(kernel: Any, monkeypatch
         kernel.now += 0.001
         assert not clock.has_passed(1.0, ())
     assert len(looks) < 60
+
+
+@pytest.mark.parametrize(("used", "copying", "ends"), [(0.3, True, False), (0.3, False, True), (0.9, True, True)])
+def test_a_cell_is_not_charged_for_the_copy_before_it(
+    kernel: Any, monkeypatch: pytest.MonkeyPatch, used: float, copying: bool, ends: bool
+) -> None:
+    account, cell = Account(memory=1), RunningCell(order={"cpu": 0.2, "wall": 10.0})
+    monkeypatch.setattr(processes, "usage", lambda excluded: processes.Usage(cpu_s=used + account._since, rss=0))
+    assert account.overrun(cell, (), copying=copying) == ("timeout" if ends else None)
 
 
 @pytest.mark.slow

@@ -277,7 +277,8 @@ def replay_repeats_the_session(sandbox: Sandbox) -> None:
     with sandbox.session(seed=11) as session:
         session.run("import random, numpy as np\na = random.random(), np.random.rand()")
         session.run("a = 0\nimport os; os._exit(1)")
-        session.run("random.random(); np.random.rand()\nwhile True: pass", timeout=0.2)
+        ended = session.run("random.random(); np.random.rand()\nwhile True: pass", timeout=0.2)
+        must((ended.status, ended.state) == ("timeout", "rolled_back"), shown(ended))
         session.run("b = random.random(), np.random.rand()\n1 / 0")
         with session.replay() as again, again.replay() as thrice:
             look = "(a, b, random.random(), np.random.rand(), hash('x'))"
