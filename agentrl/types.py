@@ -170,8 +170,8 @@ class Trajectory:
             rewards  =              0.0                                               1.0
 
     Raises:
-        TrajectoryError: the number of rewards is not the number of policy segments, a row begins nowhere, turns have
-            no order, or a reward or a part is none that training can use.
+        TrajectoryError: the number of rewards is not the number of policy segments, a row begins nowhere, turns or
+            steps have no order, or a reward or a part is none that training can use.
     """
 
     task_id: str
@@ -206,6 +206,9 @@ class Trajectory:
     """The task's expected answer; empty where it has none."""
     usage: tuple[int, int] | None = None
     """Tokens that a server says it has read and written, over all turns; None where no server played."""
+    steps: tuple[int, ...] = ()
+    """Which turn each of the assistant's messages is; empty where all turns are in ``messages``, in order. Summaries
+    and the turns of sub-agents are not."""
     forks: Mapping[str, int] = field(default_factory=dict[str, int])
     """How often a further row began, by cause, as ``agentrl.rollout.policy.Policy.forks`` counts them."""
 
@@ -214,6 +217,8 @@ class Trajectory:
         self._set_rows()
         if len(self.rewards) != len(self.sampled):
             raise TrajectoryError(f"{len(self.sampled)} policy segments came with {len(self.rewards)} rewards")
+        if list(self.steps) != sorted({*self.steps} & {*range(len(self.rewards))}):
+            raise TrajectoryError(f"episode of task {self.task_id!r} has steps {self.steps}: give turns in order")
         if not all(abs(reward) <= _LARGEST_REWARD for reward in (*self.rewards, self.penalty)):  # NaN fails too
             raise TrajectoryError(
                 f"episode of task {self.task_id!r} has a reward that is not finite or beyond ±{_LARGEST_REWARD:g}: "

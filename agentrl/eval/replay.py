@@ -182,18 +182,19 @@ def _turns(record: Record, env: ToolEnv, results: deque[_Recorded]) -> Iterator[
     observation, _ = env.reset(seed=trajectory.seed % 2**32, options={"task": trajectory.task_id})
     opening = trajectory.messages[: len(trajectory.messages) - sum(1 + len(answers) for _, answers in trajectory.turns)]
     yield _message_change(0, opening, observation), 0.0
-    runs = iter(trajectory.tool_runs)
+    runs, steps = iter(trajectory.tool_runs), _steps(trajectory)
     for number, (text, answers) in enumerate(trajectory.turns, start=1):
         results.clear()
         results.extend(zip((message for message in answers if message["role"] == "tool"), runs, strict=False))
-        cut = trajectory.sampled[number - 1].cut
+        cut = trajectory.sampled[steps[number - 1]].cut
         action = CutTurn(text, _cut_treatment(record, answers)) if cut else text
         last = number == len(trajectory.turns)
         messages, reward, *end, _ = env.step(action)
         if last and not any(end) and trajectory.stop is Stop.TOKEN_LIMIT:
             reward += env.truncate(Stop.TOKEN_LIMIT)
         change = _message_change(number, answers, messages)
-        before = trajectory.rewards[number - 1]
+        # A reward is paid to the latest turn: after a call of a sub-agent, to the sub-agent's last one.
+        before = math.fsum(trajectory.rewards[steps[number - 1] : None if last else steps[number]])
         if change is None and not _near(reward, before):
             change = Change(turn=number, what="reward", recorded=f"{before:g}", now=f"{reward:g}")
         ended = _end(trajectory, last=last, cut=cut and not answers)
@@ -207,12 +208,16 @@ def _turns(record: Record, env: ToolEnv, results: deque[_Recorded]) -> Iterator[
 def _check(record: Record) -> None:
     trajectory = record.trajectory
     spoken, answers = len(trajectory.turns), sum(message["role"] == "tool" for message in trajectory.messages)
-    if (spoken, answers) != (len(trajectory.sampled), len(trajectory.tool_runs)):
+    if (spoken, answers) != (len(_steps(trajectory)), len(trajectory.tool_runs)):
         raise UsageError(
             f"the episode of task {trajectory.task_id!r} has {len(trajectory.sampled)} turns and "
-            f"{len(trajectory.tool_runs)} tool calls, but messages of {spoken} and {answers}: it can't be "
-            "played again, like any episode with turns of sub-agents, which are not among its messages"
+            f"{len(trajectory.tool_runs)} tool calls, but messages of {spoken} and {answers}: it can't be played again"
         )
+
+
+def _steps(trajectory: Trajectory) -> Sequence[int]:
+    """Return which turn each of the assistant's messages is."""
+    return trajectory.steps or range(len(trajectory.sampled))
 
 
 def _cut_treatment(record: Record, answers: Sequence[Message]) -> CutTurns:

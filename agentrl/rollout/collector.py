@@ -227,5 +227,6 @@ def _trajectory(env: ToolEnv, policy: Policy, limits: EpisodeLimits, turn_tokens
         usage=(sum(read for read, _ in policy.usages), sum(wrote for _, wrote in policy.usages))
         if policy.usages
         else None,
+        steps=() if policy.steps == [*range(len(policy.rewards))] else tuple(policy.steps),
         forks=dict(+policy.forks),
     )

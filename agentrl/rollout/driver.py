@@ -50,6 +50,7 @@ class StepDriver:
             try:
                 messages = await self._history.shown(policy, messages)
                 action = await policy.turn(messages, past=self._history.past)
+                policy.steps.append(len(policy.rewards) - 1)
             except TokenLimitError:
                 policy.pay(await policy.run(env.truncate, Stop.TOKEN_LIMIT))
                 return

@@ -67,6 +67,8 @@ class Policy:
         inside of a token, which then stays whole)."""
         self.rewards = list[float]()
         """The reward of each turn, in the order of turns."""
+        self.steps = list[int]()
+        """Which turn each step of the environment was; a driver fills it that also plays turns that are none."""
         self.usages = list[tuple[int, int]]()
         """Tokens that a server says it has read and written, of each turn."""
         self._engine, self._renderer, self._sampling, self._player = engine, renderer, sampling, player

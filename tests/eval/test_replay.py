@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.cli import main
-from agentrl.errors import InfrastructureError, UsageError
+from agentrl.errors import InfrastructureError, TrajectoryError, UsageError
 from agentrl.eval.episodes import load, remake
 from agentrl.eval.replay import Change, Replayed, Tools, replay
 from agentrl.segments import Row
@@ -70,6 +70,16 @@ def test_an_episode_whose_history_was_rewritten_is_replayed_by_its_turns(tmp_pat
     unheard = replace(played, segments=(), rows=(*rows, Row((more,), 0, 2)), rewards=(*played.rewards, 0.0))
     with pytest.raises(UsageError, match="has 4 turns and 2 tool calls, but messages of 3 and 2: it can't be played"):
         again(save(tmp_path / "f.jsonl", unheard))
+    # A sub-agent's turn during the second call takes that turn's reward; it is no step of the environment.
+    during = replace(called, turn=2), replace(final, turn=3)
+    rows = [Row((prompt, replace(called, turn=0))), later[0], Row((result, during[1]), 0, 4), Row((during[0],), 0, 2)]
+    paid = played.rewards[0], 0.0, *played.rewards[1:]
+    helped = replace(played, segments=(), rows=tuple(rows), rewards=paid, steps=(0, 1, 3))
+    (episode,) = again(save(tmp_path / "g.jsonl", helped), "recorded")
+    assert episode.change is None and episode.now == episode.recorded
+    for steps in [(0, 1), (0, 3, 1), (0, 1, 4), (0, 0, 1)]:
+        with pytest.raises((UsageError, TrajectoryError), match="turns"):
+            again(save(tmp_path / "h.jsonl", replace(helped, steps=steps)))
 
 
 def test_programs_run_again_in_a_fresh_sandbox(tmp_path: Path) -> None:

@@ -73,6 +73,7 @@ def test_a_summary_is_a_turn_and_begins_a_row(renderer: Renderer, registered: No
     engine = Told(turns(renderer, LONG, thoughtful, CALL, LONG, "Still 4.", ANSWER))
     policy, _ = play(renderer, engine, history="summarize", budget_of=0.5, request="Sum up.")
     check(policy, engine.asked)
+    assert policy.steps == [0, 2, 3, 5]
     prompts = shown(renderer, engine)
     end = "<|im_start|>user\nSum up.<|im_end|>\n<|im_start|>assistant\n"
     assert [prompt.endswith(end) for prompt in prompts] == [False, True, False, False, True, False]

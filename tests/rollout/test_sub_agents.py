@@ -153,6 +153,7 @@ def test_turns_of_a_sub_agent_are_rows_of_the_episode(play: Play) -> None:
     assert trajectory.forks == {"anew": 1, "again": 1}, "the same task begins with the same prompt"
     # The agent's turn is paid when its sub-agent has spoken; it lies in the future of all turns before.
     assert trajectory.rewards == (0, 0, 0.25, 0, 0, 0.25, 1.25)
+    assert trajectory.steps == (0, 3, 6)
     again = only(play(*turns))
     assert replace(again, tool_runs=trajectory.tool_runs) == trajectory, "and it repeats exactly"
 
