@@ -33,11 +33,16 @@ SETTINGS = (
     # A plan that learns, so that its state must survive too.
     *("rollout.plan=success", "env.args.level=[1,2]"),
     *("env.args.max_turns=2", "optim.steps=6", "eval.tasks=1", "eval.every=2", "save.every=1"),
+    # A summary before the second turn, so that episodes have several rows.
+    "rollout.driver.options={history='summarize',budget=1,request='2'}",
 )
 KILLABLE = f"""{AUDITED}{JITTERY}
 import errno
 
 class Killable(Jittery):
+    def respond(self, episode):
+        return (*super().respond(episode), {{"role": "user", "content": "2"}})
+
     def reward(self, episode):
         sys.audit("graded", self.split)
         return super().reward(episode)
@@ -163,6 +168,8 @@ def check_ended(run: Path, mode: str) -> None:
     assert [name for name in whole if whole[name] != killed[name]] == []
     assert [row["staleness_max"] for row in killed["rows"]] == [min(step, 2 * (mode == "lag")) for step in range(6)]
     assert [path.name for path in checkpoints(run)] == ["step-000000", "step-000005", "step-000006"]
+    episodes = [record.trajectory for path in (run / "episodes").glob("*.zst") for record in read_episodes(path)]
+    assert any(len(episode.rows) > 1 for episode in episodes)
     ahead = [len(load_unused(path)) for path in checkpoints(run)[1:]]
     assert ahead == ([6, 0] if mode == "lag" else [0, 0])
     assert [file for file in run.rglob(".*") if file.name != ".lock"] == [], "a kill leaves nothing behind for long"
