@@ -70,16 +70,22 @@ def test_an_episode_whose_history_was_rewritten_is_replayed_by_its_turns(tmp_pat
     unheard = replace(played, segments=(), rows=(*rows, Row((more,), 0, 2)), rewards=(*played.rewards, 0.0))
     with pytest.raises(UsageError, match="has 4 turns and 2 tool calls, but messages of 3 and 2: it can't be played"):
         again(save(tmp_path / "f.jsonl", unheard))
-    # A sub-agent's turn during the second call takes that turn's reward; it is no step of the environment.
-    during = replace(called, turn=2), replace(final, turn=3)
-    rows = [Row((prompt, replace(called, turn=0))), later[0], Row((result, during[1]), 0, 4), Row((during[0],), 0, 2)]
-    paid = played.rewards[0], 0.0, *played.rewards[1:]
-    helped = replace(played, segments=(), rows=tuple(rows), rewards=paid, steps=(0, 1, 3))
-    (episode,) = again(save(tmp_path / "g.jsonl", helped), "recorded")
-    assert episode.change is None and episode.now == episode.recorded
-    for steps in [(0, 1), (0, 3, 1), (0, 1, 4), (0, 0, 1)]:
+
+
+def test_turns_that_are_no_step_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Sums, "turn_reward", lambda *_: 0.25, raising=False)
+    played = play(1, call(1), CutTurn("8", "continue"), "8")
+    prompt, called, answer, cut, request, final = played.segments
+    # A sub-agent spoke during the call, and was paid what the call earned.
+    steps = [replace(segment, turn=turn) for segment, turn in [(called, 0), (cut, 2), (final, 3)]]
+    agent, sub = Row((prompt, steps[0], answer, steps[1], request, steps[2])), Row((prompt, replace(called, turn=1)))
+    paid = (0.0, *played.rewards)
+    helped = replace(played, segments=(), rows=(agent, sub), rewards=paid, steps=(0, 2, 3))
+    (episode,) = again(save(tmp_path / "e.jsonl", helped), "recorded")
+    assert episode.change is None and episode.now == episode.recorded and played.rewards[0] == 0.25
+    for wrong in [(0, 2), (0, 3, 2), (0, 2, 4), (0, 0, 2)]:
         with pytest.raises((UsageError, TrajectoryError), match="turns"):
-            again(save(tmp_path / "h.jsonl", replace(helped, steps=steps)))
+            again(save(tmp_path / "f.jsonl", replace(helped, steps=wrong)))
 
 
 def test_programs_run_again_in_a_fresh_sandbox(tmp_path: Path) -> None:

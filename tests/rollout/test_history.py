@@ -66,6 +66,9 @@ def test_a_line_that_does_not_shorten_stays_away(renderer: Renderer, registered:
     engine = Told(turns(renderer, LONG, LONG, LONG, ANSWER))
     policy, _ = play(renderer, engine, history="shorten", budget_of=0, line="-")
     assert shown(renderer, engine)[-1].count("<|im_start|>tool\n-<|im_end|>") == 2, "each is cut once"
+    engine = Told(turns(renderer, LONG, LONG, LONG, ANSWER))
+    play(renderer, engine, history="shorten", budget_of=0)
+    assert shown(renderer, engine)[-1].count("[result of python cut: 551 characters]") == 2, "a line is not shortened"
 
 
 def test_a_summary_is_a_turn_and_begins_a_row(renderer: Renderer, registered: None) -> None:
