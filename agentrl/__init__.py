@@ -12,6 +12,7 @@ from agentrl.toolenv.watch import watch_registry
 
 # For type checkers and editors only; ``_HOMES`` below imports the same names at run time.
 if TYPE_CHECKING:
+    from agentrl.errors import InfrastructureError
     from agentrl.runs.records import Record, read_episodes
     from agentrl.toolenv.base import Episode, ToolEnv
     from agentrl.toolenv.checker import Report, check_env
@@ -26,6 +27,7 @@ __all__ = [
     "CutTurn",
     "Episode",
     "GeneratedTasks",
+    "InfrastructureError",
     "Message",
     "Record",
     "Report",
@@ -46,6 +48,7 @@ __all__ = [
 ]
 __version__ = "0.1.0"
 _HOMES = {
+    "errors": ("InfrastructureError",),
     "runs.records": ("Record", "read_episodes"),
     "toolenv.base": ("Episode", "ToolEnv"),
     "toolenv.checker": ("Report", "check_env"),

@@ -29,7 +29,8 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
 
     An observation is a tuple of new chat messages, and an action is the assistant's text. If the text holds tool calls,
     they run, and their results are the next observation. So are malformed calls, unknown tools, bad arguments and
-    errors inside a tool. A text without a call is the final answer: it ends the episode and is graded.
+    errors inside a tool. A text without a call is the final answer: it ends the episode and is graded. A tool ends it
+    by ``context.end()``.
 
     To write an environment, list its ``tools``, return its ``tasks``, and grade an episode in ``reward``:
 
@@ -285,9 +286,10 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
         stop = self._stop_after(action, episode, called=bool(calls))
         if calls:
             extra = author.as_messages(self._label("respond"), self._ask_about("respond", episode))
+            stop = Stop.TERMINATED if context.ended else stop
         else:
             extra = () if stop else (Message(role="user", content=self.cut_message),)
-        episode = replace(episode, messages=(*episode.messages, *extra), stop=stop)
+        episode = replace(episode, messages=(*episode.messages, *extra), stop=stop, ended=context.ended)
         paid: Any = self._ask_about("turn_reward", episode)
         reward = self._ask("turn_reward", lambda: float(paid), episode.task)
         if stop:

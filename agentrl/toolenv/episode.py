@@ -26,6 +26,8 @@ class Episode:
     """The tools' ``ToolContext.state``."""
     stop: Stop | None = None
     """Why the episode ended; None before it has."""
+    ended: bool = False
+    """True after a tool or a hook has called ``ToolContext.end``."""
     parts: Mapping[str, float] | None = None
     """The parts of the final reward, once the episode is graded."""
     answer: str | None = None

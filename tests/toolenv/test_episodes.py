@@ -18,7 +18,7 @@ from agentrl.toolenv.base import Episode, ToolEnv
 from agentrl.toolenv.tasks import GeneratedTasks
 from agentrl.toolenv.tools.function import ToolContext, tool
 from agentrl.toolenv.tools.timed import ToolThread
-from agentrl.types import Task
+from agentrl.types import Stop, Task
 
 # Some environments here are forgotten while they are open; from Python 3.13 on SQLite complains of that.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed database:ResourceWarning")
@@ -37,6 +37,8 @@ def fail(how: str, ctx: ToolContext) -> str:
         raise InfrastructureError("the server is gone")
     if how == "overrun":
         ctx.state["release"].wait(30)
+    if how == "at the end":
+        ctx.end()
     raise ValueError(how)
 
 
@@ -91,6 +93,7 @@ FAULT = "```fail infrastructure ```"
 COUNT = "```query\nselect count(*) from bags\n```"
 ENDS: Mapping[str, Callable[[Shop], object]] = {
     "a final answer": lambda env: env.step("1"),
+    "a tool": lambda env: env.step("```fail\nat the end\n```"),
     "the turn limit": lambda env: [env.step("```fail\nx\n```") for _ in range(2)],
     "close": lambda env: env.close(),
     "the next reset": lambda env: env.reset(seed=1),
@@ -135,6 +138,26 @@ def test_what_was_opened_is_closed_once(env: Shop, how: str) -> None:
     env.close()
     env.close()
     assert env.log.count("close") == env.log.count("open")
+
+
+@pytest.mark.parametrize("by", ["tool", "respond"])
+def test_a_call_may_be_the_last_turn(monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+    env = Shop(max_turns=1)
+    if by == "respond":
+
+        def leave(env: Shop, _: Episode) -> tuple[()]:
+            assert env._held is not None
+            env._held.end()
+            return ()
+
+        monkeypatch.setattr(Shop, "respond", leave)
+    for _ in range(2):
+        env.reset(seed=0)
+        (result,), reward, *ends, info = env.step("```fail\nat the end\n```" if by == "tool" else INSERT)
+        assert (result["role"], ends, info) == ("tool", [True, False], {"parts": {"correct": 0.0}})
+        assert reward == (0.0 if by == "tool" else 0.01) and env.episode.stop is Stop.TERMINATED
+        with pytest.raises(EnvContractError, match="the episode is over"):
+            env.step("1")
 
 
 def test_a_reset_that_is_refused_leaves_the_episode(env: Shop) -> None:

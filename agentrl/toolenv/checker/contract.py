@@ -56,7 +56,7 @@ def _turn_findings(env: ToolEnv, action: str, turn: Turn) -> Iterator[Finding]:
         yield Finding("ARL-E006", f"The text {short(action)} both terminated and truncated the episode.")
     if env.dialect.parse(action):
         # With a limit of one turn, any call uses up the turns.
-        if turn.terminated or (turn.truncated and env.max_turns > 1):
+        if (turn.terminated and not env.episode.ended) or (turn.truncated and env.max_turns > 1):
             yield Finding("ARL-E004", f"The call {short(action)} ended the episode.")
     elif not turn.over:
         yield Finding("ARL-E011", f"The text {short(action)} has no call, yet the episode continues.")
@@ -80,6 +80,8 @@ def check_turn_limit(subject: Subject) -> Iterator[Finding]:
     # One call more than is allowed: an environment without a limit would take it.
     for call in subject.calls()[:1]:
         turns = list(subject.turns(subject.tasks[0], [call] * (env.max_turns + 1)))
+        if env.episode.ended:
+            continue
         if len(turns) != env.max_turns or not turns[-1].over:
             yield Finding("ARL-E011", f"{len(turns)} turns, not {env.max_turns}, were allowed.")
         elif turns[-1].terminated:

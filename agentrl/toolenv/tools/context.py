@@ -115,9 +115,19 @@ class ToolContext:
     """The thread of the episode's sync functions, and of the environment's own methods from ``open_episode`` on."""
     rng: np.random.Generator = field(init=False)
     """The tools' source of randomness, seeded with ``seed``."""
+    _ends: list[None] = field(default_factory=list[None], repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rng", np.random.default_rng(self.seed))
+
+    def end(self) -> None:
+        """End the episode after this turn, such as where a game is over: it is graded, and no further turn is taken."""
+        self._ends.append(None)
+
+    @property
+    def ended(self) -> bool:
+        """True after :meth:`end`."""
+        return bool(self._ends)
 
     @contextmanager
     def during_call(self) -> Generator["ToolContext"]:
