@@ -14,13 +14,12 @@ from importlib import import_module
 from typing import Any
 
 from agentrl.engines.base import Completion, Sampling
+from agentrl.engines.replies import choice_of, fails, text_of, usage_of, words_of
 from agentrl.errors import ConfigError, FaultRateError, InfrastructureError, RefusedError
 from agentrl.render.transcript import Transcript
 
 # By name, since pyright takes it for this file.
 _openai: Any = import_module("openai")
-_PASSING = (408, 409, 429)
-"""Statuses below 500 that may be another one the next time."""
 _OLDER = {
     "max_completion_tokens": ("max_tokens", "max_tokens stands for it"),
     "seed": ("", "a second evaluation plays other episodes"),
@@ -28,13 +27,10 @@ _OLDER = {
 """Fields that some servers do not know: their name for each, which is empty where they have none, and what follows."""
 _SETS = (("max_completion_tokens",), ("seed",), tuple(_OLDER))
 """Sets of these that are tried one after the other."""
-_THINKING = ("thinking", "reasoning")
-"""Parts of an answer that are no part of its text."""
 _IN_A_ROW = 8
 """Refusals without any answer between them after which the requests are wrong, and not one prompt."""
 _LONGEST_PAUSE_S, _LONGEST_ASKED_S = 8.0, 600.0
 """Longest pause between two requests, and longest one that a server may ask for."""
-_MOST_WORDS = 300
 
 
 class OpenAIEngine:
@@ -121,8 +117,8 @@ class OpenAIEngine:
                 continue
             except (_openai.APIError, ValueError, TypeError, LookupError, AttributeError) as caught:
                 error = caught
-            words = self._words(error)
-            if _fails(error):
+            words = words_of(error, self._key)
+            if fails(error):
                 await self._recover(request, error, answers, attempt)
             elif not isinstance(error, _openai.APIStatusError):
                 raise InfrastructureError(f"the server gave no answer that can be read: {words}") from None
@@ -177,14 +173,14 @@ class OpenAIEngine:
             RefusedError: it takes the same fields with another prompt.
             ConfigError: it takes none.
         """
-        words = f"the server refuses the request: {self._words(refusal)}"
+        words = f"the server refuses the request: {words_of(refusal, self._key)}"
         async with self._greeting:
             if older != self._older:
                 return
             more = _SETS if refusal.status_code in (400, 422) and not older else ()
             for names in ((), *(names for names in more if all(name in request for name in names))):
                 error = await self._greet(request, names or older, briefly=False)
-                if error and _fails(error):
+                if error and fails(error):
                     raise InfrastructureError(self._failure(error))
                 if error:
                     continue
@@ -216,7 +212,7 @@ class OpenAIEngine:
                 if self._answers > answers:
                     return
                 again = await self._greet(request, self._older, briefly=True)
-                if again is None or not _fails(again):
+                if again is None or not fails(again):
                     return  # a refusal is an answer
                 error = again
             self._over = FaultRateError(f"{self._retries + 1} requests in a row failed: {self._failure(error)}")
@@ -224,7 +220,7 @@ class OpenAIEngine:
 
     def _overrun(self, reply: Any, request: Mapping[str, Any]) -> bool:
         """Return True if the answer is longer than asked for, and so the server ignores the limit's newer name."""
-        limit, usage = request.get("max_completion_tokens"), None if isinstance(reply, str) else _usage(reply)
+        limit, usage = request.get("max_completion_tokens"), None if isinstance(reply, str) else usage_of(reply)
         if limit is None or usage is None or usage[1] <= limit or "max_completion_tokens" in self._older:
             return False
         self._take_for_older(("max_completion_tokens", *self._older))
@@ -239,7 +235,7 @@ class OpenAIEngine:
         self._refused = 0
         if not self._transcript:
             return _sampled(reply, greedy=request["temperature"] == 0)
-        choice = _choice(reply)
+        choice = choice_of(reply)
         if choice.finish_reason == "content_filter":
             raise RefusedError("the server's content filter has cut the answer off")
         calls = [_call(call.function) for call in choice.message.tool_calls or ()]
@@ -249,19 +245,15 @@ class OpenAIEngine:
                 "server read all calls, with the environment's argument dialect=native, or start it without its parser"
             )
         finish = "length" if choice.finish_reason == "length" else "stop"
-        ids = self._transcript.turn(_text(choice.message), calls, ended=finish == "stop")
-        return Completion(token_ids=ids, logprobs=(0.0,) * len(ids), finish=finish, version=0, usage=_usage(reply))
+        ids = self._transcript.turn(text_of(choice.message), calls, ended=finish == "stop")
+        return Completion(token_ids=ids, logprobs=(0.0,) * len(ids), finish=finish, version=0, usage=usage_of(reply))
 
     def _failure(self, error: Exception) -> str:
+        words = words_of(error, self._key)
         if isinstance(error, _openai.APIConnectionError):
             server = self._client.base_url.copy_with(userinfo=b"")
-            return f"no server answers at {server}, as --base-url or OPENAI_BASE_URL names it: {self._words(error)}"
-        return f"the server failed: {self._words(error)}"
-
-    def _words(self, error: Exception) -> str:
-        # A server may say anything, even the key that it was sent.
-        text = str(error).replace(self._key, "…") if self._key else str(error)
-        return "".join(char if char.isprintable() else " " for char in f"{type(error).__name__}: {text}")[:_MOST_WORDS]
+            return f"no server answers at {server}, as --base-url or OPENAI_BASE_URL names it: {words}"
+        return f"the server failed: {words}"
 
     async def load_weights(self, named_tensors: object, version: int) -> None:
         """Refuse.
@@ -275,14 +267,6 @@ class OpenAIEngine:
         """Do nothing: no connection is open between two requests."""
 
 
-def _fails(error: Exception) -> bool:
-    """Return True where another request may fare better."""
-    if isinstance(error, _openai.APIStatusError):
-        status: int = error.status_code  # pyright: ignore[reportAttributeAccessIssue]
-        return status >= 500 or status in _PASSING
-    return isinstance(error, _openai.APIConnectionError)
-
-
 def _pause(error: Exception, number: int) -> float:
     """Return the seconds to wait: those that the server names, else more each time."""
     headers: Mapping[str, str] = error.response.headers if isinstance(error, _openai.APIStatusError) else {}  # pyright: ignore
@@ -292,28 +276,13 @@ def _pause(error: Exception, number: int) -> float:
     return min(0.5 * 2**number, _LONGEST_PAUSE_S)
 
 
-def _choice(reply: Any) -> Any:
-    # A proxy's page comes as text, and some servers send an error with status 200: their words are the reason.
-    if isinstance(reply, str) or not reply.choices:
-        raise ValueError(f"no choices, but {reply if isinstance(reply, str) else reply.model_extra!r}")
-    return reply.choices[0]
-
-
-def _text(message: Any) -> str:
-    """Return what an answer says, which is a text or a list of parts."""
-    if not isinstance(message.content, list):
-        return message.content or message.refusal or ""
-    parts: list[Any] = message.content
-    return "".join(part["text"] for part in parts if part["type"] not in _THINKING)
-
-
 def _call(function: Any) -> tuple[str, str]:
     arguments = function.arguments
     return str(function.name), arguments if isinstance(arguments, str) else json.dumps(arguments)
 
 
 def _sampled(reply: Any, *, greedy: bool) -> Completion:
-    choice = _choice(reply)
+    choice = choice_of(reply)
     ids = (choice.model_extra or {}).get("token_ids")
     if ids is None:
         raise ConfigError("the server tells no token ids, as vLLM's does: leave --tokenizer out, to talk in messages")
@@ -325,14 +294,5 @@ def _sampled(reply: Any, *, greedy: bool) -> Completion:
     if len(logprobs) != len(ids):
         raise ValueError(f"{len(ids)} tokens and {len(logprobs)} log-probs")
     return Completion(
-        token_ids=tuple(ids), logprobs=logprobs, finish=choice.finish_reason, version=0, usage=_usage(reply)
+        token_ids=tuple(ids), logprobs=logprobs, finish=choice.finish_reason, version=0, usage=usage_of(reply)
     )
-
-
-def _usage(reply: Any) -> tuple[int, int] | None:
-    if not reply.usage:
-        return None
-    read, written = int(reply.usage.prompt_tokens), int(reply.usage.completion_tokens)
-    if min(read, written) < 0:
-        raise ValueError(f"{read} tokens read and {written} written")
-    return read, written
