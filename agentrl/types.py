@@ -152,6 +152,21 @@ class ToolRun:
     """The arguments as the tool received them. Its answer is the tool message at the same place in ``messages``."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """A question to a fixed model, such as a judge or a simulated user, and its answer."""
+
+    __pydantic_config__: ClassVar = _NO_MORE
+    model: str
+    """The model's name on its server."""
+    messages: tuple[Message, ...]
+    """What it was asked."""
+    answer: str
+    """What it answered."""
+    usage: tuple[int, int] | None = None
+    """Tokens that the server says it has read and written; None where it counts none, or a cache answered."""
+
+
 class _Derived(tuple[Any, ...]):
     """Rows that were made of an episode's segments, or segments of its rows: they follow when the others change."""
 
@@ -211,6 +226,8 @@ class Trajectory:
     and the turns of sub-agents are not."""
     forks: Mapping[str, int] = field(default_factory=dict[str, int])
     """How often a further row began, by cause, as ``agentrl.rollout.policy.Policy.forks`` counts them."""
+    exchanges: tuple[Exchange, ...] = ()
+    """What judges and simulated users were asked and answered, in order."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rewards", tuple(self.rewards))

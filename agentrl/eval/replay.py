@@ -122,7 +122,7 @@ def replay(
 
     Args:
         records: the episodes.
-        tools: with ``recorded``, neither tools nor their sandbox run.
+        tools: with ``recorded``, neither tools nor their sandbox run, and no judge or simulated user is asked.
         trusted: see ``agentrl.eval.episodes.remake``.
         regrade: continue after a change, so that every episode is graded.
         say: prints a line for each environment before it is made.
@@ -142,7 +142,10 @@ def replay(
                 if tools == "recorded":
                     env.tools = [RecordedTool(tool, results) for tool in env.tools]
                 made[key] = env, results
-            yield _replayed(record, *made[key], to_end=regrade)
+            env, results = made[key]
+            # Judges and simulated users answer as they did, too.
+            env.recorded = record.trajectory.exchanges if tools == "recorded" else None
+            yield _replayed(record, env, results, to_end=regrade)
 
 
 def _replayed(record: Record, env: ToolEnv, results: deque[_Recorded], *, to_end: bool) -> Replayed:

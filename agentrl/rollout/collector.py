@@ -229,4 +229,5 @@ def _trajectory(env: ToolEnv, policy: Policy, limits: EpisodeLimits, turn_tokens
         else None,
         steps=() if policy.steps == [*range(len(policy.rewards))] else tuple(policy.steps),
         forks=dict(+policy.forks),
+        exchanges=tuple(episode.exchanges.new),
     )

@@ -19,7 +19,7 @@ from agentrl.toolenv.tasks import TaskSet
 from agentrl.toolenv.tools.context import SubPolicy, ToolContext
 from agentrl.toolenv.tools.function import Tool
 from agentrl.toolenv.tools.timed import call_async
-from agentrl.types import CutTurn, Message, Stop, Task, ToolRun
+from agentrl.types import CutTurn, Exchange, Message, Stop, Task, ToolRun
 
 _T = TypeVar("_T")
 
@@ -110,6 +110,8 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
         self.action_space = Unicode()
         self.sub_policy = SubPolicy()
         """Takes turns for sub-agents; whoever plays with a policy sets it before ``reset``."""
+        self.recorded: Sequence[Exchange] | None = None
+        """The exchanges with judges and users that the next episode uses again; a replay sets it before ``reset``."""
         self._tasks: TaskSet | None = None
         self._episode: Episode | None = None
         self._context: ToolContext | None = None
@@ -241,6 +243,7 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
         for tool in self.tools:
             self._ask(f"tools: {tool.name}.open", functools.partial(tool.open, tool_seed), task)
         context = ToolContext(task=task, seed=tool_seed, policy=self.sub_policy, dialect=self._dialect_name)
+        context.exchanges.recorded = self.recorded
         # The default opens nothing, so it needs no thread.
         if type(self).open_episode is not ToolEnv.open_episode:
             self._ask("open_episode", lambda: context.thread.run(lambda: self.open_episode(context), begin=True), task)
@@ -249,7 +252,7 @@ class ToolEnv(gymnasium.Env[tuple[Message, ...], str]):
         system = "\n".join(part for part in (self.instructions, dialect.instructions()) if part)
         opening = (Message(role="system", content=system),) if system else ()
         messages = (*opening, Message(role="user", content=task.prompt))
-        self._episode = Episode(task=task, messages=messages, state=context.state)
+        self._episode = Episode(task=task, messages=messages, state=context.state, exchanges=context.exchanges)
         return messages, {"task_id": task.id}
 
     def step(self, action: str) -> tuple[tuple[Message, ...], float, bool, bool, dict[str, Any]]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from agentrl.toolenv.tools.context import Exchanges
 from agentrl.types import CutTurns, Message, Stop, Task, ToolRun
 
 
@@ -24,6 +25,8 @@ class Episode:
     # Any: whoever puts a value in knows its type, and would have to narrow an object at every use.
     state: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """The tools' ``ToolContext.state``."""
+    exchanges: Exchanges = field(default_factory=Exchanges)
+    """What judges and simulated users were asked and answered."""
     stop: Stop | None = None
     """Why the episode ended; None before it has."""
     ended: bool = False

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from agentrl.toolenv.tools.timed import ToolThread
-from agentrl.types import Message, Task
+from agentrl.types import Exchange, Message, Task
 
 Sample: TypeAlias = Callable[[Sequence[Message], Sequence[Mapping[str, object]]], Future[str]]
 """Begins to sample a turn after messages, with tools for the chat template to describe; called from any thread."""
@@ -96,6 +96,16 @@ def scripted(turns: Sequence[str]) -> SubPolicy:
     return SubPolicy(sample)
 
 
+@dataclass(slots=True, kw_only=True)
+class Exchanges:
+    """The exchanges of one episode with fixed models."""
+
+    new: list[Exchange] = field(default_factory=list[Exchange])
+    """Those that were made, in order."""
+    recorded: Sequence[Exchange] | None = None
+    """In a replay, those that were recorded: they are used again, and no model is asked."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolContext:
     """The episode that a tool is called in; ``state``, ``rng`` and ``thread`` are those of all its calls."""
@@ -111,6 +121,8 @@ class ToolContext:
     """Takes turns for sub-agents of this call."""
     dialect: str = "fence"
     """Name of the dialect that the agent writes calls in."""
+    exchanges: Exchanges = field(default_factory=Exchanges)
+    """What judges and simulated users were asked and answered."""
     thread: ToolThread = field(default_factory=ToolThread, repr=False, compare=False)
     """The thread of the episode's sync functions, and of the environment's own methods from ``open_episode`` on."""
     rng: np.random.Generator = field(init=False)
