@@ -24,6 +24,7 @@ FLOORS = [
     {"types"},
     {"render", "grading", "config", "batch", "models"},
     {"toolenv", "engines", "algos"},
+    {"judge"},
     {"envs", "rollout"},
     {"endpoint"},
     {"runs"},
@@ -37,7 +38,9 @@ FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 BARRED = {room: {"envs"} for room in ("runs", "eval", "train")} | {"algos": {"batch", "render", "config"}}
 ALONE = {"agentrl.sandboxes", "agentrl.sandboxes.inside"}
 """Packages that import nothing else of ours: the second is all that is sent into a container."""
-TORCH_FREE = FLOORS[0] | {"segments", "named", "types", "render", "grading", "config", "toolenv", "envs", "__init__"}
+TORCH_FREE = FLOORS[0] | {
+    *("segments", "named", "types", "render", "grading", "config", "toolenv", "judge", "envs", "__init__"),
+}
 """Rooms that import torch nowhere, not even inside a function."""
 LIGHT = TORCH_FREE | {"cli", "__main__"}
 """Rooms that can be imported on the base install."""
@@ -301,8 +304,8 @@ BREAKS: list[tuple[Rule, dict[str, str], str]] = [
     (rule_floor, {"agentrl/attic.py": ""}, "give it a floor"),
     (rule_floor, {"agentrl/toolenv/base.py": "import agentrl.attic"}, "give it a floor"),
     (rule_floor, {"agentrl/toolenv/a.py": "import agentrl.train"}, "a.py:1 is on floor 4 and imports agentrl.train"),
-    (rule_floor, {"agentrl/toolenv/a.py": "from agentrl import train", "agentrl/train.py": ""}, "agentrl.train from 9"),
-    (rule_floor, {"agentrl/toolenv/a.py": "from agentrl import make"}, "imports agentrl from 9"),
+    (rule_floor, {"agentrl/toolenv/a.py": "from agentrl import train", "agentrl/train.py": ""}, "train from 10"),
+    (rule_floor, {"agentrl/toolenv/a.py": "from agentrl import make"}, "imports agentrl from 10"),
     (rule_floor, {"agentrl/toolenv/a.py": "import agentrl.engines"}, "imports agentrl.engines from 4"),
     (rule_floor, {"agentrl/toolenv/a.py": "def f():\n    from agentrl.cli import main"}, "a.py:2"),
     (rule_floor, {"agentrl/toolenv/a.py": "if TYPE_CHECKING:\n    import agentrl.cli"}, "a.py:2"),
