@@ -5,5 +5,6 @@
 
 from agentrl.judge.client import Chat
 from agentrl.judge.grader import Judge
+from agentrl.judge.quoting import plain
 
-__all__ = ["Chat", "Judge"]
+__all__ = ["Chat", "Judge", "plain"]

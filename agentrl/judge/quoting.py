@@ -29,9 +29,9 @@ def plain(text: str, longest: int) -> str:
     """
     shown = "".join(
         "\ufffd" if char not in "\n\t" and unicodedata.category(char) in _HIDDEN else char
-        for char in text.replace("\r\n", "\n")
+        for char in cut_middle(text.replace("\r\n", "\n"), longest)
     )
-    return cut_middle(_BRACKETED.sub("⟦", _ANGLE.sub("‹", shown)), longest)  # noqa: RUF001
+    return _BRACKETED.sub("⟦", _ANGLE.sub("‹", shown))  # noqa: RUF001
 
 
 def quoted(texts: Mapping[str, str], longest: int) -> tuple[str, str]:
