@@ -54,6 +54,7 @@ def summary(number: int, played: StepGroups, scored: Scored) -> dict[str, float]
         "tokens": len(scored.batch.tokens),
         "tool_calls": len(runs),
         "tool_errors": sum(not run.ok for run in runs),
+        **_exchanges(episodes),
         "truncated": sum(trajectory.stop.truncated for trajectory in episodes),
         "cut_turns": sum(trajectory.cut_turns for trajectory in episodes),
         "faults": collected.faults,
@@ -88,6 +89,13 @@ def _reward_parts(episodes: Sequence[Trajectory]) -> dict[str, float]:
         / len(episodes)
         for name in names
     }
+
+
+def _exchanges(episodes: Sequence[Trajectory]) -> dict[str, float]:
+    """Count the questions to judges and simulated users, and their tokens; nothing where there are none."""
+    exchanges = [exchange for episode in episodes for exchange in episode.exchanges]
+    tokens = sum(sum(exchange.usage or ()) for exchange in exchanges)
+    return {"exchanges": len(exchanges), "exchange_tokens": tokens} if exchanges else {}
 
 
 def _lengths(tokens: list[int]) -> dict[str, float]:
