@@ -32,6 +32,7 @@ an environment and its arguments. Where these could name a file or a module, the
 _PROBE = """examples:
   agentrl probe evals/first
   agentrl probe runs/first --json
+  agentrl probe runs/first --judge kind --gold correct
 
 It lists wins that a person should look at, the gravest first, and losses that other graders would call wins. The right
 answers come from the environment that the file names, which is made as for agentrl replay.
@@ -52,6 +53,12 @@ def add_commands(commands: Any) -> None:
     replay.add_argument("--regrade", action="store_true", help="compare grades: score with today's grader")
     probe = add_command(commands, "probe", _probe, "audit rewards: find wins that were not earned", _PROBE)
     _episodes_arguments(probe)
+    probe.add_argument(
+        "--judge", metavar="PART", help="compare this part of the reward, a judge's, with --gold instead"
+    )
+    probe.add_argument(
+        "--gold", metavar="PART", default="correct", help="exact grades, or a second judge's (%(default)s)"
+    )
 
 
 def _episodes_arguments(command: argparse.ArgumentParser) -> None:
@@ -90,11 +97,15 @@ def _replay(arguments: argparse.Namespace) -> int:
 
 
 def _probe(arguments: argparse.Namespace) -> int:
+    from agentrl.eval import judged
     from agentrl.eval.episodes import load, named
     from agentrl.eval.probe import probe, sections
     from agentrl.runs.progress import Display
 
     records = named(load(arguments.episodes), arguments.id)
+    if arguments.judge is not None:
+        shares = judged.compare_parts(records, arguments.judge, arguments.gold)
+        return _show(arguments, str(arguments.episodes), shares, judged.sections(shares))
     audit = probe(records, trusted=arguments.trust, say=Display().say)
     return _show(arguments, str(arguments.episodes), audit, sections(audit))
 
