@@ -19,6 +19,7 @@ from agentrl.algos import check_options
 from agentrl.config import load_config, parse_config
 from agentrl.engines.base import Sampling
 from agentrl.engines.scripted import ScriptedEngine
+from agentrl.errors import ConfigError
 from agentrl.eval.sets import make_sets
 from agentrl.render.renderer import Renderer
 from agentrl.rollout.plan import EpisodeSpec
@@ -33,9 +34,12 @@ from agentrl.toolenv.tools.python import shared_sandbox, use_backend
 from agentrl.train.live import check_run
 from agentrl.train.run import train
 
+from .engines.conftest import fake
+from .engines.servers import Fake, spoken
 from .forked import Server
 from .train.conftest import TOY
 
+__all__ = ["fake"]
 DOCS = Path(__file__).parents[1] / "docs"
 OTHERS = ("README.md", "AGENTS.md", "CONTRIBUTING.md", "sandboxes/README.md", "agentrl/algos/README.md")
 PAGES = [*(DOCS.parent / name for name in OTHERS), *sorted(DOCS.glob("*.md"))]
@@ -154,6 +158,46 @@ def test_the_commands_of_that_page_run(page_files: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "return 1: correct 1" in done.stdout and "return 1.1: correct 1" in done.stdout, "both episodes were won"
     assert done.stdout.count("no findings") == script.count(" check-env ")
+
+
+@pytest.fixture
+def judging(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clean_registry: None) -> Iterator[Fake]:
+    """A server that judges and plays a customer, and the files of the page on judges, which ask it."""
+
+    def answer(_path: str, fields: dict[str, Any]) -> tuple[int, object]:
+        text = fields["messages"][-1]["content"]
+        return spoken(("Score: 5" if "sorry" in text else "Score: 1") if "BEGIN ANSWER" in text else "I drink milk.")
+
+    fake.answer = answer
+    for block in blocks("judges.md"):
+        name = re.match(r"# (\w+\.py)\n", block)
+        assert name is not None and "http://localhost:8000/v1" in block
+        (tmp_path / name[1]).write_text(block.replace("http://localhost:8000/v1", fake.url), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield fake
+    for path in tmp_path.glob("*.py"):
+        sys.modules.pop(path.stem, None)
+
+
+@pytest.mark.slow
+def test_the_judge_and_the_customer_of_the_page(judging: Fake) -> None:
+    for env_id in ("letters:me/Letters-v0", "tea:me/TeaShop-v0"):
+        report = check_env(env_id, tasks=1)
+        assert report.ok, str(report)
+    letters, shop = make("letters:me/Letters-v0"), make("tea:me/TeaShop-v0", split="test")
+    letters.reset(seed=0)
+    assert letters.step("We are sorry.")[1] == 1.0 and len(letters.episode.exchanges.new) == 1
+    shop.reset(seed=0)
+    question, sale = shop.gold_turns(shop.task_set[0])
+    assert shop.step(question)[0][-1] == {"role": "user", "content": "I drink milk."}
+    assert shop.step(sale)[1:4] == (1.0, True, False)
+    (exchange,) = shop.episode.exchanges.new
+    assert "malty" in exchange.messages[0]["content"] and exchange.messages[1]["content"] == "What would you like?"
+    judging.answer = lambda _path, _fields: (401, {})
+    shop.reset(seed=0)
+    with pytest.raises(ConfigError, match="the judge's server refuses the request"):
+        shop.step(question)
 
 
 def test_a_run_of_what_is_your_own(
