@@ -1,8 +1,9 @@
 """Limits hold in every minute, and a cache answers what was asked before, from any process."""
 
 import asyncio
-import multiprocessing
 import sqlite3
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -100,20 +101,20 @@ def test_the_cache_answers_what_was_asked_alike(fake: Fake, judge: Make, tmp_pat
     assert len(fake.asked) == 6 and judge().chat.spent.cached == 1
 
 
-def _put(folder: str, start: int) -> None:
-    cache = Cache(folder)
-    for number in range(start, start + 30):
-        cache.put({"n": number % 40}, f"answer {number % 40}")
+WRITER = """
+import sys
+from agentrl.judge.cache import Cache
+cache, start = Cache(sys.argv[1]), int(sys.argv[2])
+for number in range(start, start + 20):
+    cache.put({"n": number % 40}, f"answer {number % 40}")
+"""
 
 
+@pytest.mark.slow
 def test_processes_share_a_cache(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    writers = [context.Process(target=_put, args=(str(tmp_path), 10 * number)) for number in range(4)]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join()
-    assert [writer.exitcode for writer in writers] == [0] * 4
+    argv = [sys.executable, "-c", WRITER, str(tmp_path)]
+    writers = [subprocess.Popen([*argv, str(10 * number)]) for number in range(3)]
+    assert [writer.wait() for writer in writers] == [0] * 3
     assert [Cache(str(tmp_path)).get({"n": number}) for number in range(40)] == [f"answer {n}" for n in range(40)]
 
 
