@@ -2,6 +2,7 @@
 
 import copy
 import re
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from statistics import fmean
@@ -21,7 +22,7 @@ from agentrl.runs.records import TRAINING, read_episodes, write_episodes
 from agentrl.train import metrics
 from agentrl.train.credit import pool_metrics
 from agentrl.train.metrics import pass_flops, peak_flops, rates
-from agentrl.types import Group, Segment, Trajectory
+from agentrl.types import Exchange, Group, Segment, Trajectory
 
 from ..runs.origins import ORIGIN, Signs
 from .conftest import Make, energy_of, logp_of, rewards_in_time, step, trainer_of, trajectory, turn
@@ -99,6 +100,13 @@ def test_names_of_parts_stay_distinct_and_break_nothing() -> None:
     for parts in ({"x" * 65: 1.0}, {"x": float("nan")}, {f"{n}": 1.0 for n in range(65)}):
         with pytest.raises(TrajectoryError, match="has more than 64 parts of a reward"):
             episode(**parts)
+
+
+def test_what_judges_cost_is_counted() -> None:
+    exchange = Exchange(model="m", messages=(), answer="Score: 1", usage=(11, 3))
+    asked = replace(episode(), exchanges=(exchange, replace(exchange, usage=None)))
+    assert metrics._exchanges([asked, episode(), asked]) == {"exchanges": 4, "exchange_tokens": 28}
+    assert metrics._exchanges([episode()]) == {}
 
 
 @pytest.mark.parametrize("tied", [True, False])
