@@ -8,11 +8,11 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, cast
+from typing import IO, TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from agentrl.sandboxes.base import Closing, SandboxError, SandboxUnavailable
 
@@ -87,7 +87,7 @@ class DockerEngine(Closing):
 
     def info(self) -> EngineInfo:
         """Return its runtimes and its size."""
-        with _faults("asking the Docker engine what it can do"):
+        with faults("asking the Docker engine what it can do"):
             info = self._client.info()
         return EngineInfo(runtimes=frozenset(info["Runtimes"]), cores=info["NCPU"])
 
@@ -99,7 +99,7 @@ class DockerEngine(Closing):
         """
         import docker.errors
 
-        with _faults(f"looking for the image {tag}"):
+        with faults(f"looking for the image {tag}"):
             try:
                 inspected = cast(dict[str, Any], self._client.inspect_image(tag))
             except docker.errors.ImageNotFound as error:
@@ -112,7 +112,7 @@ class DockerEngine(Closing):
 
     def build(self, folder: Path, tag: str, **args: str) -> Iterator[dict[str, Any]]:
         """Build the Dockerfile in a folder, with these arguments, and yield the engine's messages meanwhile."""
-        with _faults(f"building {tag}"):
+        with faults(f"building {tag}"):
             # The engine may have no bridge, so the build shares the network of its machine; containers get none.
             lines = self._client.build(
                 path=str(folder), tag=tag, rm=True, network_mode="host", decode=True, buildargs=args
@@ -122,7 +122,7 @@ class DockerEngine(Closing):
     def load(self, tar: IO[bytes], tag: str, settings: list[str]) -> None:
         """Make an image from a tar file of its whole file system, with settings as in a Dockerfile."""
         name, _, version = tag.partition(":")
-        with _faults(f"importing {tag}"):
+        with faults(f"importing {tag}"):
             answer = self._client.import_image_from_data(
                 cast(bytes, tar), repository=name, tag=version or "latest", changes=settings
             )
@@ -131,25 +131,25 @@ class DockerEngine(Closing):
 
     def create(self, image: str, command: list[str], settings: dict[str, Any], **host: Any) -> str:
         """Create a container that reads standard input, and return its id."""
-        with _faults("making a container"):
+        with faults("making a container"):
             config = self._client.create_host_config(**host)
             made = self._client.create_container(image, command, stdin_open=True, host_config=config, **settings)
         return str(cast(dict[str, Any], made)["Id"])
 
     def attach(self, container: str) -> "ContainerStream":
         """Open the stream to a container that has not started: its standard input, output and error."""
-        with _faults("attaching to a container"):
+        with faults("attaching to a container"):
             wanted = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
             return ContainerStream(cast(object, self._client.attach_socket(container, wanted)))
 
     def start(self, container: str) -> None:
         """Start a container."""
-        with _faults("starting a container"):
+        with faults("starting a container"):
             self._client.start(container)
 
     def was_out_of_memory(self, container: str, since: float) -> bool:
         """Return whether the container has hit its memory limit since ``since`` (``time.time()``); it may be gone."""
-        with _faults("looking at a container"):
+        with faults("looking at a container"):
             filters = {"container": container, "event": "oom"}
             # The engine keeps its latest events. Asked for those until now, it does not wait for more.
             events = self._client.events(since=int(since), until=int(time.time()), filters=filters, decode=True)
@@ -159,7 +159,7 @@ class DockerEngine(Closing):
         """End and remove a container; one that is gone already is fine."""
         import docker.errors
 
-        with _faults("removing a container"):
+        with faults("removing a container"):
             try:
                 self._client.remove_container(container, force=True, v=True)
             except docker.errors.NotFound:
@@ -171,13 +171,22 @@ class DockerEngine(Closing):
 
     def owned(self) -> dict[str, str]:
         """Map the containers of this back end, of every process, to their owners as :func:`owner` names them."""
-        with _faults("listing containers"):
+        with faults("listing containers"):
             containers = self._client.containers(all=True, filters={"label": OWNER_LABEL})
         return {entry["Id"]: entry["Labels"][OWNER_LABEL] for entry in cast(list[Any], containers)}
+
+    def remove_leftovers(self) -> None:
+        """Remove containers of processes of this machine that have ended without removing them."""
+        for container, name in self.owned().items():
+            if is_gone(name):
+                self.remove(container)
 
     def close(self) -> None:
         """Close the connection."""
         self._client.close()
+
+
+_Engine = TypeVar("_Engine", bound=DockerEngine)
 
 
 class ContainerStream:
@@ -218,8 +227,11 @@ class ContainerStream:
             cast(Any, self._answer).close()
 
 
-def connect() -> DockerEngine:
+def connect(make: "Callable[[docker.APIClient], _Engine]" = DockerEngine) -> _Engine:
     """Reach the engine that ``DOCKER_HOST`` names, or the one of this machine.
+
+    Args:
+        make: Makes the connection of a client; a subclass of :class:`DockerEngine` can do more.
 
     Raises:
         SandboxUnavailable: The SDK is not installed, or no engine answers; the message names the way out.
@@ -234,7 +246,7 @@ def connect() -> DockerEngine:
     where = os.environ.get("DOCKER_HOST", _DEFAULT_HOST)
     try:
         _reach(where)
-        return DockerEngine(docker.APIClient(version="auto", timeout=_TIMEOUT_S, **docker.utils.kwargs_from_env()))
+        return make(docker.APIClient(version="auto", timeout=_TIMEOUT_S, **docker.utils.kwargs_from_env()))
     except (docker.errors.DockerException, OSError) as error:
         raise _explain(where, str(error)) from error
 
@@ -257,7 +269,7 @@ def _explain(where: str, why: str) -> SandboxUnavailable:
 
 
 @contextmanager
-def _faults(what: str) -> Generator[None]:
+def faults(what: str) -> Generator[None]:
     """Turn errors of the SDK, of HTTP and of the socket into ours."""
     # Imported late: the SDK is an extra, and takes a second to load.
     import docker.errors

@@ -8,7 +8,7 @@ from typing import Final
 
 from agentrl.sandboxes.base import Health, Limits, SandboxError, SandboxUnavailable
 from agentrl.sandboxes.docker.container import Container, ContainerSpec
-from agentrl.sandboxes.docker.engine import DockerEngine, connect, is_gone
+from agentrl.sandboxes.docker.engine import DockerEngine, connect
 from agentrl.sandboxes.docker.image import IMAGE
 from agentrl.sandboxes.docker.pool import ContainerPool
 from agentrl.sandboxes.docker.session import ContainerWorker, DockerSession
@@ -45,7 +45,7 @@ class DockerSandbox(WorkerSandbox):
         with ExitStack() as undo:
             engine = undo.enter_context(connect())
             spec = _spec(engine, image, runtime, limits)
-            _remove_leftovers(engine)
+            engine.remove_leftovers()
             self.version = f"{runtime or 'default runtime'}, image {spec.image.id.removeprefix('sha256:')[:12]}"
             self._pool = ContainerPool(partial(Container, engine, spec), self._size, self.slots)
             self._end = weakref.finalize(self, _end, self._pool, engine, os.getpid())
@@ -84,13 +84,6 @@ def _spec(engine: DockerEngine, name: str, runtime: str | None, limits: Limits) 
             f"the image {name} is not one that `agentrl sandbox build-image` made", remedy="agentrl sandbox build-image"
         )
     return ContainerSpec(image=image, runtime=runtime, limits=limits, cpus=min(_CORES, info.cores))
-
-
-def _remove_leftovers(engine: DockerEngine) -> None:
-    """Remove containers of processes of this machine that have ended without removing them."""
-    for container, name in engine.owned().items():
-        if is_gone(name):
-            engine.remove(container)
 
 
 def _end(pool: ContainerPool, engine: DockerEngine, owner: int) -> None:
