@@ -9,6 +9,7 @@ _BUILTIN: dict[str, tuple[str, dict[str, object]]] = {
     "agentrl/Calculus-v0": ("generated.calculus:Calculus", {}),
     "agentrl/Code-v0": ("code.env:Code", {}),
     "agentrl/Countdown-v0": ("generated.countdown:Countdown", {}),
+    "agentrl/Harbor-v0": ("adapters.harbor.env:Harbor", {}),
     "agentrl/LinearSystems-v0": ("generated.linear_systems:LinearSystems", {}),
     "agentrl/Math-v0": ("math.env:Math", {}),
     "agentrl/MathPython-v0": ("math.env:Math", {"tool": True}),

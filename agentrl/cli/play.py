@@ -109,6 +109,9 @@ class _Game:
             f"{name} {value:g} (weight {weights[name]:g})" for name, value in (episode.parts or {}).items()
         )
         self._display.say(f"return {self._return:g}: {parts}", "bold")
+        # What an environment has to say about its grading.
+        if note := episode.state.get("note"):
+            self._display.say(str(note))
 
     def _command(self, line: str) -> str | None:
         """Carry out a command; return the text to play where it is ``:gold``."""

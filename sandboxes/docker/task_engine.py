@@ -113,13 +113,15 @@ class TaskEngine(DockerEngine):
         user: str = "",
         env: Mapping[str, str] | None = None,
     ) -> int | None:
-        """Run a command without reading its output; return its exit code, None where it runs after ``timeout`` seconds.
+        """Run a command in ``/`` without its output; return its exit code, None if it runs longer than ``timeout``.
 
         Its end is read from the engine, so no program in the container can change the limit.
         """
         until, pause = time.monotonic() + timeout, 0.02
         with faults("running a command in a container"):
-            made = self._client.exec_create(container, list(command), user=user, environment=dict(env or {}))
+            made = self._client.exec_create(
+                container, list(command), user=user, environment=dict(env or {}), workdir="/"
+            )
             self._client.exec_start(made["Id"], detach=True)
         while self.exec_runs(str(made["Id"])):
             if time.monotonic() > until:
@@ -136,9 +138,11 @@ class TaskEngine(DockerEngine):
             return bool(self._client.exec_inspect(exec_id)["Running"])
 
     def talk(self, container: str, command: Sequence[str], *, user: str, env: Mapping[str, str]) -> "Conversation":
-        """Start a program and return its standard input and output; it must not write before it reads."""
+        """Start a program in ``/`` and return its standard input and output; it must not write before it reads."""
         with faults("starting a program in a container"):
-            made = self._client.exec_create(container, list(command), user=user, environment=dict(env), stdin=True)
+            made = self._client.exec_create(
+                container, list(command), user=user, environment=dict(env), stdin=True, workdir="/"
+            )
             return Conversation(str(made["Id"]), cast(object, self._client.exec_start(made["Id"], socket=True)))
 
     def unpack(self, container: str, tar: bytes) -> None:
@@ -181,7 +185,9 @@ class CountedStream:
     """A file that can be read once, from front to back, and only so far."""
 
     def __init__(self, chunks: Iterator[bytes], limit: int) -> None:
-        self._chunks, self._left, self._rest = chunks, limit, b""
+        self._chunks, self._rest = chunks, b""
+        self.left = limit
+        """How many bytes may still come."""
 
     def read(self, size: int) -> bytes:
         """Read ``size`` bytes, fewer at the end.
@@ -191,8 +197,8 @@ class CountedStream:
         """
         parts, missing = [self._rest], size - len(self._rest)
         while missing > 0 and (chunk := next(self._chunks, b"")):
-            self._left -= len(chunk)
-            if self._left < 0:
+            self.left -= len(chunk)
+            if self.left < 0:
                 raise TooLargeError
             parts.append(chunk)
             missing -= len(chunk)

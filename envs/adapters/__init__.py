@@ -1,0 +1,1 @@
+"""Task sets in other projects' formats, played as environments."""

@@ -1,0 +1,245 @@
+"""An episode's container, with a shell in it that lives as long as the episode.
+
+The agent owns everything in here. It can end every process, delete the shell, or fill a pipe: that is an outcome, and
+the agent reads what happened. Only a failure of the engine itself is a fault.
+"""
+
+import re
+import secrets
+import shlex
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from agentrl.sandboxes import SandboxError
+from agentrl.sandboxes.docker.engine import OWNER_LABEL, owner
+from agentrl.sandboxes.docker.task_engine import Conversation, TaskEngine
+
+_PROCESSES: Final = 512
+_START_S: Final = 30.0
+_KILL_S: Final = 10.0
+_MOST_OUTPUT: Final = 1 << 16
+_FOLDERS: Final = 'mkdir -p "$0" /logs/agent /logs/verifier /logs/artifacts && chmod 777 /logs/*'
+REVIVED: Final = "[every process of the container was ended; the container was started again, with its files]"
+"""What the agent reads after it has ended its own container."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoxSpec:
+    """Specifies the containers of a task."""
+
+    image: str
+    """Tag of the image."""
+    network: str
+    """Network of the agent's container, as the engine names it."""
+    env: tuple[tuple[str, str], ...]
+    """Variables of every program."""
+    workdir: str
+    """Folder that programs start in."""
+    memory_mb: int
+    """Memory [MiB]."""
+    cpus: float
+    """Cores."""
+    user: str
+    """User of the agent's shell; empty for the image's."""
+    mounts: tuple[tuple[str, str], ...] = ()
+    """Folders of the engine's machine, and where they are mounted, read-only."""
+    healthcheck: tuple[str, float, float, float, int] | None = None
+    """Command, interval, timeout and start period [seconds], retries."""
+
+
+def start_container(engine: TaskEngine, spec: BoxSpec, network: str) -> str:
+    """Start a container that does nothing and return its id.
+
+    Raises:
+        SandboxError: The engine failed.
+    """
+    container = engine.create(
+        spec.image,
+        ["sleep", "infinity"],
+        {
+            "environment": dict(spec.env),
+            "entrypoint": [],
+            "user": "",
+            # Not the work folder: where the agent puts something else, the container could not start again.
+            "working_dir": "/",
+            "labels": {OWNER_LABEL: owner()},
+        },
+        network_mode=network,
+        init=True,
+        cap_drop=["NET_RAW", "MKNOD"],
+        pids_limit=_PROCESSES,
+        mem_limit=spec.memory_mb << 20,
+        memswap_limit=spec.memory_mb << 20,
+        nano_cpus=int(spec.cpus * 1e9),
+        binds={source: {"bind": target, "mode": "ro"} for source, target in spec.mounts},
+        log_config={"Type": "none", "Config": {}},
+    )
+    try:
+        engine.start(container)
+        if engine.run(container, ["sh", "-c", _FOLDERS, spec.workdir], _START_S, user="0"):
+            raise SandboxError(f"the image {spec.image} has no sh, mkdir or chmod: it can't hold a task")
+    except BaseException:
+        with suppress(SandboxError):
+            engine.remove(container)
+        raise
+    return container
+
+
+class Box:
+    """A container with a shell that keeps its folder, its variables and its background processes.
+
+    Args:
+        engine: where it runs.
+        spec: what it is made from.
+
+    Raises:
+        SandboxError: it did not start, is not healthy, or has no bash.
+    """
+
+    def __init__(self, engine: TaskEngine, spec: BoxSpec) -> None:
+        self.engine, self.spec = engine, spec
+        self.id = start_container(engine, spec, spec.network)
+        """Its id."""
+        self.usable = True
+        """False once the agent has made it such that it can't be started again."""
+        self._shell: Conversation | None = None
+        self._leader = ""
+        try:
+            self._await_health()
+            if not self._open_shell():
+                raise SandboxError(f"the image {spec.image} has no bash: the agent can't work in it")
+        except BaseException:
+            with suppress(SandboxError):
+                self.close()
+            raise
+
+    def _await_health(self) -> None:
+        if self.spec.healthcheck is None:
+            return
+        command, interval, timeout, grace, retries = self.spec.healthcheck
+        until, failures = time.monotonic() + grace, 0
+        while self.engine.run(self.id, ["bash", "-c", command], timeout, user="0") != 0:
+            # Within the start period a failure does not count.
+            failures += time.monotonic() >= until
+            if failures >= retries:
+                raise SandboxError(f"the container of {self.spec.image} is not healthy: {command[:200]}")
+            time.sleep(interval)
+
+    def run(self, command: str, timeout: float) -> str:
+        """Run a command in the shell; return its output and, where it is not 0, its exit code.
+
+        Raises:
+            SandboxError: The engine failed.
+        """
+        try:
+            if not self.revive():
+                return "[the container can't be started again]"
+            if self._shell is None and not self._open_shell():
+                return "[bash can't be started in the container any more]"
+            return self._run(command, timeout)
+        except SandboxError:
+            # Raises where the engine itself is gone; else the agent has ended the container meanwhile.
+            self.engine.info()
+            self._drop_shell()
+            return REVIVED if self.revive() else "[the container can't be started again]"
+
+    def _run(self, command: str, timeout: float) -> str:
+        assert self._shell is not None, "run opens a shell"
+        mark = f"\n{secrets.token_hex(16)} ".encode()
+        # Standard input is where the shell reads its next command from: no program may read it.
+        script = f"eval {shlex.quote(command)} </dev/null\nprintf '\\n%s %d\\n' {mark.strip().decode()} \"$?\"\n"
+        output, until = b"", time.monotonic() + timeout
+        try:
+            self._shell.send(script.encode("utf-8", "surrogateescape").replace(b"\0", b""))
+            while not (end := re.search(re.escape(mark) + rb"(\d+)\n", output)):
+                data = self._shell.receive(until)
+                if not data:
+                    return _shown(output) + self._ended()
+                output = _shortened(output + data)
+        except TimeoutError:
+            return f"{_shown(output)}[stopped after {timeout:g} s: {self._interrupt()}]"
+        except OSError:
+            return _shown(output) + self._ended()
+        code = int(end[1])
+        return _shown(output[: end.start()]) + (f"[exit code {code}]" if code else "") or "[no output]"
+
+    def _ended(self) -> str:
+        self._drop_shell()
+        if self.engine.is_running(self.id):
+            return "[the shell has ended; the next command gets a new one]"
+        return REVIVED if self.revive() else "[the container can't be started again]"
+
+    def _interrupt(self) -> str:
+        """End what the shell runs, from outside of the container where its own kill does not help."""
+        assert self._shell is not None, "something runs in the shell"
+        running = self._shell.exec_id
+        self._drop_shell()
+        self.engine.run(self.id, ["sh", "-c", f"kill -9 -- -{self._leader}"], _KILL_S, user="0")
+        if not self.engine.exec_runs(running):
+            return "the next command gets a new shell"
+        self.engine.kill(self.id)
+        return "the container was started again" if self.revive() else "the container can't be started again"
+
+    def _open_shell(self) -> bool:
+        """Start the shell; return False where the container has none that answers."""
+        mark = secrets.token_hex(16)
+        shell = ["bash", "--norc", "--noprofile"]
+        self._shell = self.engine.talk(self.id, shell, user=self.spec.user, env={"TERM": "dumb"})
+        answer, until = b"", time.monotonic() + _START_S
+        try:
+            self._shell.send(f"exec 2>&1; cd {shlex.quote(self.spec.workdir)}; printf '%s %d\\n' {mark} $$\n".encode())
+            while not (leader := re.search(rf"{mark} (\d+)\n".encode(), answer)):
+                data = self._shell.receive(until)
+                answer = _shortened(answer + data)
+                if not data:
+                    break
+        except OSError:
+            leader = None
+        # A forged number could only end the agent's own processes.
+        self._leader = leader[1].decode() if leader else "1"
+        if leader is None:
+            self._drop_shell()
+        return leader is not None
+
+    def _drop_shell(self) -> None:
+        if self._shell is not None:
+            self._shell.close()
+        self._shell = None
+
+    def revive(self) -> bool:
+        """Start the container where it has stopped; return False where the agent has made that impossible.
+
+        Raises:
+            SandboxError: The engine failed.
+        """
+        if self.engine.is_running(self.id):
+            return True
+        self._drop_shell()
+        try:
+            self.engine.start(self.id)
+        except SandboxError:
+            self.engine.info()
+            self.usable = False
+        return self.usable
+
+    def close(self) -> None:
+        """Remove the container. Closing twice is allowed.
+
+        Raises:
+            SandboxError: The engine failed.
+        """
+        self._drop_shell()
+        self.engine.remove(self.id)
+
+
+def _shortened(output: bytes) -> bytes:
+    """Keep head and tail of an output that nobody will read as a whole."""
+    half = _MOST_OUTPUT
+    return output if len(output) <= 2 * half else output[:half] + b"\n[...]\n" + output[-half:]
+
+
+def _shown(output: bytes) -> str:
+    text = output.decode("utf-8", "replace").strip("\n")
+    return f"{text}\n" if text else ""

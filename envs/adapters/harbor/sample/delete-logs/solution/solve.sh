@@ -1,0 +1,2 @@
+#!/bin/bash
+find /app -name '*.log' -exec rm {} +

@@ -1,0 +1,4 @@
+import sys
+
+a, b = map(int, sys.argv[1:])
+print(a - b)

@@ -1,0 +1,2 @@
+#!/bin/bash
+printf '#!/bin/sh\necho hello\n' >/app/hello.sh && chmod +x /app/hello.sh

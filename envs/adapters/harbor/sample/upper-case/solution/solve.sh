@@ -1,0 +1,2 @@
+#!/bin/bash
+mkdir -p /app/result && tr a-z A-Z </app/name.txt >/app/result/name.txt
