@@ -22,6 +22,8 @@ ADDED: Final = 1
 DELETED: Final = 2
 """Kind of a path of the image that was deleted; the same path may be there anew."""
 _TIMEOUT_S: Final = 60
+_LONG_S: Final = 600
+"""Seconds after which a container has too many files for the engine to list them."""
 _CHUNK: Final = 1 << 16
 
 
@@ -174,11 +176,16 @@ class TaskEngine(DockerEngine):
 
     @contextmanager
     def _get(self, container: str, what: str, **params: str) -> "Generator[requests.Response]":
+        import requests
+
         # The SDK's own method for this can't be stopped in the middle of an answer.
         url = f"{self._client.base_url}/v{self._client.api_version}/containers/{container}/{what}"
         wanted = {"Accept-Encoding": "identity"}
-        with self._client.get(url, params=params, headers=wanted, stream=True, timeout=_TIMEOUT_S) as answer:
-            yield answer
+        try:
+            with self._client.get(url, params=params, headers=wanted, stream=True, timeout=_LONG_S) as answer:
+                yield answer
+        except requests.Timeout as error:
+            raise TooLargeError from error
 
 
 class CountedStream:

@@ -48,9 +48,7 @@ class Grader:
             try:
                 left_behind = self._carry(box, verifier, task)
             except (UnreadableError, TooLargeError, tarfile.TarError, SandboxError) as error:
-                # Raises where the engine itself is gone. Else the cause is what the agent has left.
-                self.engine.info()
-                return self._none(_why(error))
+                return self._outcome(error)
             return self._test(verifier, box, task, left_behind)
         finally:
             with suppress(SandboxError):
@@ -68,8 +66,7 @@ class Grader:
             self.engine.run(box.id, ["sh", "-c", "rm -rf /tests /logs/verifier/reward.*"], _STEP_S, user="0")
             return self._test(box.id, box, task, 0)
         except SandboxError as error:
-            self.engine.info()
-            return self._none(_why(error))
+            return self._outcome(error)
 
     def _start(self, box: Box) -> str:
         if box.revive():
@@ -128,6 +125,16 @@ class Grader:
                 if stream is not None:
                     files[path] = regular(stream)
         return files
+
+    def _outcome(self, error: Exception) -> Verdict:
+        """Return the verdict for an error that what the agent has left causes; raise one that the machine causes."""
+        # Late: it comes with the extra docker.
+        import requests
+
+        self.engine.info()  # raises where the engine itself is gone
+        if isinstance(error.__cause__, requests.ConnectionError | requests.Timeout) and isinstance(error, SandboxError):
+            raise error
+        return self._none(_why(error))
 
     def _none(self, reason: str, *, timeout: bool = False, left_behind: int = 0) -> Verdict:
         zeros = dict.fromkeys(self.parts, 0.0)

@@ -1,0 +1,213 @@
+"""Harbor's task folders in real containers: gold is rewarded, laziness and hostile solutions are not."""
+
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+import agentrl
+from agentrl.envs.adapters.harbor.env import SAMPLE, Harbor
+from agentrl.envs.adapters.harbor.host import Host, close_host, shared_host
+from agentrl.sandboxes import SandboxUnavailable
+from agentrl.sandboxes.docker.engine import connect
+from agentrl.sandboxes.docker.image import IMAGE, build_image
+
+pytestmark = pytest.mark.docker
+HOSTILE = tomllib.loads(Path(__file__).with_name("hostile.toml").read_text(encoding="utf-8"))
+FEW = ("replaced_bash", "link_to_the_key", "kill_everything", "own_folder_is_a_file")
+SLOW = [name if name in FEW else pytest.param(name, marks=pytest.mark.ci) for name in HOSTILE]
+TASKS = sorted(path.name for path in SAMPLE.iterdir())
+TEST = """#!/bin/bash
+python3 - <<'END'
+import json, urllib.request
+try:
+    urllib.request.urlopen("http://127.0.0.1:8000/", timeout=5)
+except OSError:
+    pass
+END
+if [ "$(cat /app/count.txt)" = "$(cat /tests/expected.txt)" ]; then reward=1; else reward=0; fi
+echo "{\\"reward\\": $reward}" >/logs/verifier/reward.json
+"""
+OFFLINE = """#!/bin/bash
+apt-get update && apt-get install -y curl
+curl -LsSf https://example.org/install.sh | sh
+source $HOME/.local/bin/env
+if uvx -p 3.13 -w pytest==8.4.1 pytest --ctrf /logs/verifier/ctrf.json /tests/test_count.py -rA; then
+  echo 1 >/logs/verifier/reward.txt
+else
+  echo 0 >/logs/verifier/reward.txt
+fi
+"""
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[Host]:
+    """The process's host, on an engine with our image."""
+    try:
+        with connect() as engine:
+            try:
+                engine.image(IMAGE)
+            except SandboxUnavailable:
+                build_image()
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))
+    yield shared_host()
+    close_host()
+
+
+def planted(folder: Path, test: str = TEST, toml: str = "", dockerfile: str = "") -> Path:
+    """A folder with the sample's first task, whose tests and settings are these."""
+    task = folder / "tasks" / "count-words"
+    subprocess.run(["cp", "-r", str(SAMPLE / "count-words"), task.parent.mkdir() or str(task)], check=True)
+    (task / "tests/test.sh").write_text(test)
+    (task / "tests/expected.txt").write_text("17\n")
+    (task / "tests/test_count.py").write_text(
+        "def test_count():\n    assert open('/app/count.txt').read() == '17\\n'\n"
+    )
+    (task / "task.toml").write_text(toml)
+    if dockerfile:
+        (task / "environment/Dockerfile").write_text(dockerfile)
+    return task.parent
+
+
+def make(data: Path | None = None, **options: Any) -> Harbor:
+    source = {} if data is None else {"data": {"test": str(data)}, "split": "test"}
+    return cast(Harbor, agentrl.make("agentrl/Harbor-v0", **{"ahead": 0, **source, **options}).unwrapped)
+
+
+def play(env: Harbor, *commands: str, task: str = "count-words") -> float:
+    """Play commands and stop; what the agent read is in the episode."""
+    env.reset(options={"task": task})
+    for command in commands:
+        env.step(env.dialect.render("shell", {"command": command}))
+    return env.step("It is done.")[1]
+
+
+def outputs(env: Harbor) -> list[str]:
+    return [message["content"] for message in env.episode.messages if message["role"] == "tool"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [TASKS[0], "serve-page", *(pytest.param(n, marks=pytest.mark.ci) for n in TASKS[1:])])
+def test_gold_is_rewarded_and_empty_hands_are_not(host: Host, name: str) -> None:
+    for split in ("train", "test"):
+        env = make(split=split)
+        for task in env.task_set:
+            if task.id == name:
+                env.reset(options={"task": name})
+                rewards = [env.step(turn)[1] for turn in env.gold_turns(task)]
+                assert rewards[-1] == 1.0, (env.episode.state["note"], outputs(env))
+                assert play(env, task=name) == 0.0
+                assert env.episode.parts == {"reward": 0.0, "ungraded": 0.0, "timeout": 0.0, "shared": 0.0}
+        env.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SLOW)
+def test_no_hostile_solution_is_rewarded(host: Host, tmp_path: Path, name: str) -> None:
+    env = make(planted(tmp_path), command_timeout=20.0)
+    assert play(env, HOSTILE[name], "echo done") == 0.0, env.episode.state["note"]
+    assert env.episode.parts is not None and env.episode.parts["shared"] == 0.0
+    env.close()
+    assert not [box for box in host.engine.owned()], "no container outlives its episode"
+
+
+@pytest.mark.slow
+def test_the_shell_keeps_its_state_and_survives_what_the_agent_does(host: Host) -> None:
+    env = make(command_timeout=5.0)
+    env.reset(options={"task": "count-words"})
+    for command in (
+        "cd /tmp; x=5",
+        "echo $x $PWD; false",
+        "sleep 100",
+        "kill -9 -1",
+        "cat",
+        "exit 3",
+        "cat /app/poem.txt",
+    ):
+        env.step(env.dialect.render("shell", {"command": command}))
+    env.step(env.dialect.render("write_file", {"path": "/app/a b/it's", "content": "$x\n`y`"}))
+    env.step(env.dialect.render("read_file", {"path": "/app/a b/it's"}))
+    shown = outputs(env)
+    assert shown[0] == "[no output]" and shown[1] == "5 /tmp\n[exit code 1]"
+    assert "stopped after 5 s" in shown[2] and "started again" in shown[3]
+    assert shown[4] == "[no output]" and "the shell has ended" in shown[5] and "late" in shown[6]
+    assert shown[8].strip() == "$x\n`y`"
+    env.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("test", "reason", "part"),
+    [
+        ("#!/bin/bash\nsleep 100\n", "took more than 2 s", "timeout"),
+        ("#!/bin/bash\nexit 1\n", "there is no reward file", "ungraded"),
+        ("#!/bin/bash\nmkdir /logs/verifier/reward.txt\n", "no regular file", "ungraded"),
+        ("#!/bin/bash\necho 1000000 >/logs/verifier/reward.txt\n", "no number from 0 to 1", "ungraded"),
+        ("#!/bin/bash\necho 1 >/logs/verifier/reward.txt; kill -9 -1\n", "", "reward"),
+    ],
+)
+def test_a_verifier_without_a_readable_reward_is_a_zero_with_its_reason(
+    host: Host, tmp_path: Path, test: str, reason: str, part: str
+) -> None:
+    env = make(planted(tmp_path, test, "[verifier]\ntimeout_sec = 2"))
+    assert play(env) == float(part == "reward")
+    assert reason in env.episode.state["note"] and (env.episode.parts or {})[part] == 1.0
+    env.close()
+
+
+@pytest.mark.slow
+def test_tests_that_download_pytest_are_graded_offline(host: Host, tmp_path: Path) -> None:
+    env = make(planted(tmp_path, OFFLINE), offline_verifier=True)
+    assert play(env, "echo 17 >/app/count.txt") == 1.0, env.episode.state["note"]
+    assert play(env, "echo 'import os; os._exit(0)' >/app/pytest.py") == 0.0
+    assert not (env.episode.parts or {})["ungraded"]
+    env.close()
+
+
+@pytest.mark.slow
+def test_a_base_image_is_mapped_and_only_so_many_images_are_held(host: Host, tmp_path: Path) -> None:
+    data = planted(tmp_path, dockerfile="FROM published/base:2\nWORKDIR /app\nCOPY app/ /app/\nENV LAYER=1\n")
+    env = make(data, image_map={"published/base:2": IMAGE}, images=1)
+    assert play(env, "echo 17 >/app/count.txt") == 1.0
+    assert len(host.engine.images("agentrl.task")) == 1
+    env.close()
+    env = make(data)
+    with pytest.raises(agentrl.InfrastructureError, match="building .* failed"):
+        env.reset(options={"task": "count-words"})
+    env.close()
+
+
+@pytest.mark.slow
+def test_in_place_grading_is_shown_and_uses_the_agents_own_system(host: Host, tmp_path: Path) -> None:
+    env = make(planted(tmp_path), graded="shared")
+    cheat = "printf '#!/bin/sh\\necho 17\\n' >/bin/cat.new; chmod +x /bin/cat.new; mv /bin/cat.new /bin/cat"
+    assert play(env, cheat) == 1.0, "this is why it is not the default"
+    assert (env.episode.parts or {})["shared"] == 1.0 and "the agent's own container" in env.episode.state["note"]
+    env.close()
+
+
+@pytest.mark.slow
+def test_containers_are_started_ahead_and_those_of_a_killed_process_are_reaped(host: Host) -> None:
+    program = (
+        "import os, signal, agentrl\n"
+        "env = agentrl.make('agentrl/Harbor-v0', ahead=0)\n"
+        "env.reset(seed=0)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", program], env=os.environ, check=False)
+    assert killed.returncode == -9
+    assert host.engine.owned(), "it left its container"
+    host.engine.remove_leftovers()
+    assert not host.engine.owned()
+    env = make(ahead=1)
+    assert [play(env, "echo 17 >/app/count.txt") for _ in range(2)] == [1.0, 1.0]
+    env.close()
+    close_host()
+    with connect() as engine:
+        assert not engine.owned(), "those started ahead are removed with the process's host"
