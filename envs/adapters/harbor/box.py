@@ -134,11 +134,13 @@ class Box:
             SandboxError: The engine failed.
         """
         try:
-            if not self.revive():
+            # It may have stopped right after the command that ended its first process.
+            notice = "" if self.engine.is_running(self.id) else f"{REVIVED}\n"
+            if notice and not self.revive():
                 return "[the container can't be started again]"
             if self._shell is None and not self._open_shell():
-                return "[bash can't be started in the container any more]"
-            return self._run(command, timeout)
+                return f"{notice}[bash can't be started in the container any more]"
+            return notice + self._run(command, timeout)
         except SandboxError:
             # Raises where the engine itself is gone; else the agent has ended the container meanwhile.
             self.engine.info()
@@ -177,8 +179,11 @@ class Box:
         running = self._shell.exec_id
         self._drop_shell()
         self.engine.run(self.id, ["sh", "-c", f"kill -9 -- -{self._leader}"], _KILL_S, user="0")
-        if not self.engine.exec_runs(running):
-            return "the next command gets a new shell"
+        until = time.monotonic() + _KILL_S
+        while time.monotonic() < until:
+            if not self.engine.exec_runs(running):
+                return "the next command gets a new shell"
+            time.sleep(0.1)
         self.engine.kill(self.id)
         return "the container was started again" if self.revive() else "the container can't be started again"
 

@@ -114,7 +114,7 @@ def test_no_hostile_solution_is_rewarded(host: Host, tmp_path: Path, name: str) 
     assert play(env, HOSTILE[name], "echo done") == 0.0, env.episode.state["note"]
     assert env.episode.parts is not None and env.episode.parts["shared"] == 0.0
     env.close()
-    assert not [box for box in host.engine.owned()], "no container outlives its episode"
+    assert not host.engine.owned(), "no container outlives its episode"
 
 
 @pytest.mark.slow
@@ -135,8 +135,9 @@ def test_the_shell_keeps_its_state_and_survives_what_the_agent_does(host: Host) 
     env.step(env.dialect.render("read_file", {"path": "/app/a b/it's"}))
     shown = outputs(env)
     assert shown[0] == "[no output]" and shown[1] == "5 /tmp\n[exit code 1]"
-    assert "stopped after 5 s" in shown[2] and "started again" in shown[3]
-    assert shown[4] == "[no output]" and "the shell has ended" in shown[5] and "late" in shown[6]
+    # The container stops with the command, or right after it.
+    assert "stopped after 5 s" in shown[2] and "started again" in shown[3] + shown[4]
+    assert shown[4].endswith("[no output]") and "the shell has ended" in shown[5] and "late" in shown[6]
     assert shown[8].strip() == "$x\n`y`"
     env.close()
 
@@ -178,7 +179,7 @@ def test_a_base_image_is_mapped_and_only_so_many_images_are_held(host: Host, tmp
     assert len(host.engine.images("agentrl.task")) == 1
     env.close()
     env = make(data)
-    with pytest.raises(agentrl.InfrastructureError, match="building .* failed"):
+    with pytest.raises(agentrl.InfrastructureError, match=r"building .* failed"):
         env.reset(options={"task": "count-words"})
     env.close()
 

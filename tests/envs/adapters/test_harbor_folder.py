@@ -166,7 +166,7 @@ def test_bad_tasks_are_refused_or_skipped_with_a_warning(folder: Path) -> None:
         env = agentrl.make("agentrl/Harbor-v0", data=data, split="test", skip_bad_tasks=True)
         assert [task.id for task in env.task_set] == ["task"]
     assert env.task_set[0].tags == ("difficulty:hard",)
-    with pytest.raises(ConfigError, match="no task is in 'train'"):
+    with pytest.raises(ConfigError, match="no task is in the split 'train'"):
         env.tasks("train")
 
 
@@ -180,8 +180,10 @@ def test_a_task_whose_result_is_the_system_is_graded_in_place_or_not_at_all(fold
 
 @pytest.mark.parametrize(
     "options",
-    [{"graded": "mine"}, {"images": 0}, {"ahead": -1}, {"command_timeout": 0}, {"parts": {"shared": 1.0}}]
-    + [{"data": "nowhere"}, {"image_map": {"a": 1}}, {"variables": "A=1"}],
+    [
+        *({"graded": "mine"}, {"images": 0}, {"ahead": -1}, {"command_timeout": 0}, {"parts": {"shared": 1.0}}),
+        *({"data": "nowhere"}, {"image_map": {"a": 1}}, {"variables": "A=1"}),
+    ],
 )
 def test_wrong_arguments_are_errors(options: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
@@ -200,17 +202,17 @@ def test_the_sample_has_both_splits_and_gold_turns_that_read_back() -> None:
 
 
 def test_commands_are_quoted_and_end_the_episode_at_the_tasks_own_limit(folder: Path) -> None:
-    class Box:
-        commands: list[tuple[str, float]] = []
+    commands: list[tuple[str, float]] = []
 
+    class Box:
         def run(self, command: str, timeout: float) -> str:
-            self.commands.append((command, timeout))
+            commands.append((command, timeout))
             return "ok"
 
     env = agentrl.make("agentrl/Harbor-v0", data={"test": str(folder.parent)}, split="test")
     context = ToolContext(task=env.task_set[0], seed=0, state={"box": Box(), "seconds": 899.5})
     env.tools[1].call({"path": "it's; rm -rf /"}, context)
-    assert Box.commands[0] == ("cat -- 'it'\"'\"'s; rm -rf /'", pytest.approx(0.5)) and not context.ended
+    assert commands[0] == ("cat -- 'it'\"'\"'s; rm -rf /'", pytest.approx(0.5)) and not context.ended
     context.state["seconds"] = 900.0
     env.tools[2].call({"path": "a b", "content": "$x"}, context)
-    assert Box.commands[1][0] == "mkdir -p -- \"$(dirname -- 'a b')\" && printf %s '$x' >'a b'" and context.ended
+    assert commands[1][0] == "mkdir -p -- \"$(dirname -- 'a b')\" && printf %s '$x' >'a b'" and context.ended

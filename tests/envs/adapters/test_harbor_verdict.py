@@ -1,4 +1,4 @@
-"""What crosses from an agent's container to its verifier's, and what reward files mean: hostile tar streams and texts."""
+"""What a verifier gets of an agent's container, and what reward files mean: hostile tar streams and texts."""
 
 import io
 import shutil
@@ -41,7 +41,7 @@ def test_private_paths_are_never_carried(path: str) -> None:
     assert is_private(path) and not Scope(tops=("/",)).has(path)
 
 
-@pytest.mark.parametrize("path", ["/app", "/app/usr", "/root/work/.git", "/home/me/x", "/library", "/var/etc"])
+@pytest.mark.parametrize("path", ["/app", "/app/usr", "/root/repo/.git", "/home/me/x", "/library", "/var/etc"])
 def test_other_paths_may_be(path: str) -> None:
     assert not is_private(path)
 
@@ -117,8 +117,10 @@ def files(json: str | None = None, txt: str | None = None) -> Mapping[str, bytes
 
 @pytest.mark.parametrize(
     ("json", "txt", "reward"),
-    [(None, " 1\n", 1.0), (None, "0.25", 0.25), ('{"reward": 0.5}', None, 0.5), ('{"reward": true}', None, 1.0)]
-    + [('{"reward": 1}', "1.0", 1.0), ('{"reward": 0, "seconds": 12.5}', None, 0.0), (None, "1e-1", 0.1)],
+    [
+        *((None, " 1\n", 1.0), (None, "0.25", 0.25), ('{"reward": 0.5}', None, 0.5), ('{"reward": true}', None, 1.0)),
+        *(('{"reward": 1}', "1.0", 1.0), ('{"reward": 0, "seconds": 12.5}', None, 0.0), (None, "1e-1", 0.1)),
+    ],
 )
 def test_a_reward_is_read(json: str | None, txt: str | None, reward: float) -> None:
     assert parts_of(files(json, txt), {"reward": 1.0}) == {"reward": reward}

@@ -1,2 +1,2 @@
 #!/bin/bash
-sed -i 's/a - b/a + b/' /app/add.py
+sed -i 's/\$1 - \$2/$1 + $2/' /app/add.sh
