@@ -21,6 +21,8 @@ _START_S: Final = 30.0
 _KILL_S: Final = 10.0
 _MOST_OUTPUT: Final = 1 << 16
 _FOLDERS: Final = 'mkdir -p "$0" /logs/agent /logs/verifier /logs/artifacts && chmod 777 /logs/*'
+# A command that runs in a container has no process group of its own.
+_KILL_TREE: Final = 'k() { for c in $(cat /proc/$1/task/*/children); do k "$c"; done; kill -9 "$1"; }; k "$0"'
 REVIVED: Final = "[every process of the container was ended; the container was started again, with its files]"
 """What the agent reads after it has ended its own container."""
 
@@ -178,7 +180,7 @@ class Box:
         assert self._shell is not None, "something runs in the shell"
         running = self._shell.exec_id
         self._drop_shell()
-        self.engine.run(self.id, ["sh", "-c", f"kill -9 -- -{self._leader}"], _KILL_S, user="0")
+        self.engine.run(self.id, ["sh", "-c", _KILL_TREE, self._leader], _KILL_S, user="0")
         until = time.monotonic() + _KILL_S
         while time.monotonic() < until:
             if not self.engine.exec_runs(running):
