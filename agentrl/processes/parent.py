@@ -1,6 +1,5 @@
 """Child processes that do not outlive their parent, on Linux."""
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -9,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import IO
 
-_PR_SET_PDEATHSIG = 1
+from agentrl.processes.zygote import end_with_parent
 
 
 def start_python(
@@ -32,17 +31,3 @@ def start_python(
         start_new_session=True,
         preexec_fn=partial(end_with_parent, os.getpid(), number),
     )
-
-
-def end_with_parent(parent: int, number: int = signal.SIGINT) -> None:
-    """Have the kernel send this process a signal when the thread that started it ends, as its process's end does.
-
-    Args:
-        parent: the parent's process id.
-        number: the signal; SIGINT lets a run save a checkpoint.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore it
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
-    # The parent may have ended before the call: then no signal comes any more.
-    if os.getppid() != parent:
-        os.kill(os.getpid(), number)

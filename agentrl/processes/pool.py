@@ -17,9 +17,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import IO, Any
 
+_ZYGOTE = Path(__file__).with_name("zygote.py")
 _START_S = 180.0
 _PATIENCE = 3
 """Limit of a request's wall time, as a multiple of its CPU time: other processes use the machine too."""
@@ -33,14 +35,16 @@ _SETTINGS = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREAD
 class WorkerPool:
     """A zygote process and the workers it forked; safe to share between threads.
 
-    The workers' module has four names. ``warm()`` runs once, in the zygote, and fills what all workers inherit.
+    The workers' module has four names. ``warm(*words)`` runs once, in the zygote, and fills what all workers inherit.
     ``reply(**request)`` answers a request with anything that JSON can hold except None. ``CONTROL`` is the request of
     the control question: a sane worker answers it with something true, in no time. ``MAX_BYTES`` is the address space
     of a worker.
 
     Args:
-        module: the workers' module.
+        module: the workers' module, by name; the path of a file ``….py`` for another interpreter.
         size: number of workers that work at a time; further callers wait.
+        python: another interpreter, whose own packages the module imports; by default this one, with ``sys.path``.
+        words: arguments of ``warm``.
         name: what the workers do, for messages: ``grading``.
         failure: makes the exception that is raised where the machine is at fault, from a sentence.
 
@@ -48,8 +52,18 @@ class WorkerPool:
         failure: the zygote does not start.
     """
 
-    def __init__(self, module: str, size: int, *, name: str, failure: Callable[[str], Exception]) -> None:
+    def __init__(
+        self,
+        module: str,
+        size: int,
+        *,
+        name: str,
+        failure: Callable[[str], Exception],
+        python: str = "",
+        words: Sequence[str] = (),
+    ) -> None:
         self._module, self._name, self._failure = module, name, failure
+        self._python, self._words = python, words
         self._lock, self._starting = threading.Lock(), threading.Lock()
         self._slots = threading.BoundedSemaphore(size)
         self._idle: list[_Worker] = []
@@ -137,7 +151,7 @@ class WorkerPool:
                 old = self._zygote
                 if old is not None and old.alive:
                     return old
-                self._zygote = made = _Zygote(self._module, complaints)
+                self._zygote = made = _Zygote(self._python, self._module, self._words, complaints)
             if old is not None:
                 old.close()
             if not made.await_ready():
@@ -187,19 +201,20 @@ class _Worker:
 class _Zygote:
     """The process that forks workers; see ``agentrl.processes.zygote``."""
 
-    def __init__(self, module: str, complaints: IO[bytes]) -> None:
+    def __init__(self, python: str, module: str, words: Sequence[str], complaints: IO[bytes]) -> None:
         """Start it; it serves when :meth:`await_ready` has returned."""
         self._lock = threading.Lock()
         self._control, theirs = socket.socketpair()
+        # The same modules as here; another interpreter has its own, of other versions.
+        path = "" if python else os.pathsep.join(filter(None, sys.path))
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "agentrl.processes.zygote", module, str(theirs.fileno())],
+                [python or sys.executable, "-P", _ZYGOTE, module, str(theirs.fileno()), *words],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=complaints,
-                # The same modules as here.
-                env={**os.environ, **_SETTINGS, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+                env={**os.environ, **_SETTINGS, "PYTHONPATH": path},
                 start_new_session=True,  # Ctrl-C is for this process alone
             )
 

@@ -162,3 +162,25 @@ def test_a_pool_can_be_closed_while_its_zygote_starts(monkeypatch: pytest.Monkey
         made.close()
     assert isinstance(asking.exception(), RuntimeError)
     assert time.monotonic() - began < 20 and set(zygotes()) == others
+
+
+def test_another_interpreter_has_its_own_modules_and_its_prints_meet_nobody(tmp_path: Path) -> None:
+    # Like an interpreter of other packages, it finds nothing of ours; what it prints must not meet the replies.
+    python, workers_file = tmp_path / "python", tmp_path / "evaluating_there.py"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')
+    python.chmod(0o755)
+    lines = (
+        "import dataclasses, importlib.util, os, sys",
+        "MAX_BYTES, CONTROL, WORDS = 2 << 30, {'name': 'sys'}, []",
+        "def warm(*words):",
+        "    print('loud', flush=True)",
+        "    WORDS.extend(words)",
+        "def reply(*, name):",
+        "    os.write(1, b'loud\\n')",
+        "    return [importlib.util.find_spec(name) is not None, *WORDS]",
+    )
+    workers_file.write_text("\n".join(lines))
+    pool = WorkerPool(str(workers_file), 1, name="their", failure=RuntimeError, python=str(python), words=["a", "b"])
+    with closing(pool):
+        assert pool.ask({"name": "agentrl"}, seconds=5.0) == [False, "a", "b"]
+        assert pool.ask({"name": "json"}, seconds=5.0) == [True, "a", "b"]
