@@ -46,7 +46,7 @@ LIGHT = TORCH_FREE | {"cli", "__main__"}
 """Rooms that can be imported on the base install."""
 EXTRAS = {"torch", "transformers", "tokenizers", "safetensors", "vllm", "docker", "rich", "triton"} | {
     *("math_verify", "datasets", "latex2sympy2_extended", "pyarrow", "pandas", "mcp", "reasoning_gym"),
-    *("jinja2", "markupsafe", "peft", "accelerate", "openai"),
+    *("jinja2", "markupsafe", "peft", "accelerate", "openai", "websockets"),
 }
 """Top-level modules that the base install lacks."""
 # Written in two halves, so that this file does not break its own rule.
