@@ -14,6 +14,7 @@ _BUILTIN: dict[str, tuple[str, dict[str, object]]] = {
     "agentrl/Math-v0": ("math.env:Math", {}),
     "agentrl/MathPython-v0": ("math.env:Math", {"tool": True}),
     "agentrl/OpenEnv-v0": ("adapters.openenv:OpenEnv", {}),
+    "agentrl/Verifiers-v0": ("adapters.verifiers:Verifiers", {}),
     **{f"reasoning-gym/{name}-v0": ("reasoning_gym.env:ReasoningGym", {"name": name}) for name in TASKS},
 }
 """For each id the class, under ``agentrl.envs``, and the arguments that the id stands for."""

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 _ZYGOTE = Path(__file__).with_name("zygote.py")
-_START_S = 180.0
+_START_S = 600.0
 _PATIENCE = 3
 """Limit of a request's wall time, as a multiple of its CPU time: other processes use the machine too."""
 _REQUESTS = 500

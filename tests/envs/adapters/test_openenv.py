@@ -1,8 +1,12 @@
 """An OpenEnv server's episodes: what is paid, what the agent reads, and whose fault it is."""
 
 import json
-from collections.abc import Iterator
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -185,3 +189,30 @@ def test_it_keeps_the_contract(rules: Scripted, clean_registry: None) -> None:
     assert report.ok, str(report)
     with closing(make("agentrl/OpenEnv-v0", url=rules.url, split="test")) as env:
         assert env.task_set[0].data == {"seed": 1} and env.task_set[0].id == "test:0"
+
+
+@pytest.mark.ci
+def test_a_server_of_the_real_package_is_played(make_python: Callable[..., str]) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    script = Path(__file__).parent / "theirs" / "openenv_server.py"
+    server = subprocess.Popen([make_python("openenv", True), str(script), str(port)])
+    try:
+        while True:  # until the test's own time is up
+            try:
+                env = OpenEnv(url=f"http://127.0.0.1:{port}")
+                break
+            except InfrastructureError:
+                assert server.poll() is None
+                time.sleep(0.5)
+        with closing(env):
+            number = begin(env, 3)
+            env.step(act(number=number + 1))
+            assert env.step(act(number=number))[1] == 1.0
+            assert env.episode.state["verdict"]["rewards"] == [None, 1.0]
+            tried = (RAISES, BREAKS, CHATTERS, OVERPAYS, PAYS_NAN, "x", None)
+            assert_all_are_graded(env, [act(number=number) for number in tried])
+    finally:
+        server.kill()
+        server.wait()

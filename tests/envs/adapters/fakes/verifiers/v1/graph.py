@@ -1,0 +1,1 @@
+from verifiers.v1 import MessageNode as MessageNode

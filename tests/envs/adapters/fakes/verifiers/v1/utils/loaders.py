@@ -1,0 +1,2 @@
+def default_harness_id(taskset_id: str) -> str:
+    return "bash"
