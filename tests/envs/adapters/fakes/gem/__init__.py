@@ -8,7 +8,7 @@ import re
 class Guess:
     def reset(self, seed: int) -> tuple[str, dict[str, str]]:
         random.seed(seed)
-        self.number = random.randint(1, 20)
+        self.number = random.randint(1, 10)
         return "Guess my number.", {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, str]]:
