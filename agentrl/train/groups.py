@@ -208,13 +208,14 @@ class Collecting(RolloutSource):
 
 
 def env_metrics(groups: Sequence[Group], origins: Mapping[str, Origin]) -> dict[str, float]:
-    """Compute the metrics ``env/NAME/…`` of each environment of a mix; none where there is no mix.
+    """Compute the share of successes, and the metrics ``env/NAME/…`` of each environment of a mix.
 
     Args:
         groups: all groups of a step.
         origins: of the environments, by name.
     """
-    metrics = dict[str, float]()
+    wins = [won(episode, origins[group.env].best_return) for group in groups for episode in group.trajectories]
+    metrics = {"success": sum(wins) / len(wins)} if wins else dict[str, float]()
     for name in filter(None, origins):
         mine = [group for group in groups if group.env == name]
         episodes, best = flatten(mine), origins[name].best_return

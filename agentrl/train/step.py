@@ -214,7 +214,8 @@ class Trainer:
                 rate = learning_rate(optim, self.updates + 1, spent)
                 collected.append(self._update_once(scored, part, weights, rate, observations))
         done = [row for row in collected if row is not None]
-        always = {"weight_ess": effective_sample_size(weights), "updates_skipped": len(collected) - len(done)}
+        counts = {"updates": len(done), "updates_skipped": len(collected) - len(done)}
+        always = {"weight_ess": effective_sample_size(weights), **counts}
         self.skipped = self.skipped + 1 if collected and not done else 0
         # Where every update was skipped, there is nothing to take the mean of.
         if not done:
