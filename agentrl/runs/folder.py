@@ -17,6 +17,8 @@ from agentrl.runs.files import MAX_ROWS, delete_unfinished, is_folder, lock_fold
 from agentrl.runs.settings import MAY_CHANGE, kept_settings, read_config, write_config
 
 _RECORDS = ("metrics.jsonl", "evals.jsonl")
+_LARGEST = 1e200
+"""Larger numbers of a file count as infinite: their sums overflow, and integers may fit no float."""
 _LAST_STEP = 1e12
 """A larger step is damage; far beyond it, neighbouring steps are the same float."""
 
@@ -264,6 +266,13 @@ def read_row(line: bytes) -> dict[str, Any] | None:
     if not isinstance(step, int | float) or isinstance(step, bool):
         return None
     return row if abs(step) < _LAST_STEP else None
+
+
+def number(value: object) -> float | None:
+    """Return ``value`` as a finite number; None for anything else, such as booleans, texts, NaN and infinities."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -_LARGEST < value < _LARGEST:
+        return None
+    return float(value)
 
 
 def checkpoints(path: Path) -> list[Path]:

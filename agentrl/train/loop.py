@@ -18,17 +18,14 @@ from agentrl.runs.loggers import Loggers
 from agentrl.runs.progress import Display
 from agentrl.runs.records import write_episodes
 from agentrl.runs.settings import kept_settings, settings_of
+from agentrl.runs.symptoms import Watch, watched
 from agentrl.train.groups import RolloutSource
 from agentrl.train.live import Live
 from agentrl.train.sharded import make_learner
 from agentrl.train.step import StepResult, Trainer
 
-_SILENT_STEPS = 5
-"""Steps in a row without a learning signal after which a run warns."""
 _SKIPPED_STEPS = 3
 """Steps in a row without a finite gradient after which a run stops."""
-_NO_SIGNAL = 1e-6
-"""Mean |advantage| that is rounding only: a baseline computed from equal rewards may miss them by as little."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +62,7 @@ class Run:
         self._loggers = Loggers(config.log.to, folder.path, settings_of(config), display.say)
         stack.callback(self._loggers.close)
         self._rollouts = parts.rollouts
+        self._watch = Watch()
         self._trainer: Trainer
         self._adapts = config.lora.rank > 0
         self._base = adapters_base(config, folder.checkpoint(0))
@@ -119,8 +117,9 @@ class Run:
             self._trainer.learner.keep_reference(load_reference(self._folder, self._config.model.device))
         self._write(prepare)
         # The clock continues where the last row was written.
-        rows = [row for file in ("metrics.jsonl", "evals.jsonl") for row in read_jsonl(self._folder.path / file)]
-        self._began -= max((row.get("seconds_run", 0.0) for row in rows), default=0.0)
+        steps, evals = (read_jsonl(self._folder.path / file) for file in ("metrics.jsonl", "evals.jsonl"))
+        self._began -= max((row.get("seconds_run", 0.0) for row in steps + evals), default=0.0)
+        self._watch = watched(steps)
         self._trainer.restore(state)
         self._finished(state["step"])
         self._trainer.rollouts.restore(state, unused)
@@ -136,8 +135,7 @@ class Run:
         self._trainer = Trainer(self._config, make_learner(self._config, self._policy.model), self._rollouts)
 
     async def _train(self) -> None:
-        steps, silent = self._config.optim.steps, 0
-        with self._display.phase("training", steps) as bar:
+        with self._display.phase("training", self._config.optim.steps) as bar:
             for _ in range(self.done):
                 bar.advance()
             while not self._ended(self.done):
@@ -149,13 +147,6 @@ class Run:
                 self._finished(number)
                 bar.expect(self._likely_steps())
                 bar.advance(_note(result.metrics))
-                silent = silent + 1 if result.metrics["advantage_abs"] < _NO_SIGNAL else 0
-                if silent == _SILENT_STEPS:
-                    self._display.say(
-                        f"warning: the last {silent} steps taught nothing: all members of each group had the same "
-                        f"reward or were masked, on average {result.metrics['reward_mean']:.2f}; try a longer warm "
-                        "start, easier or harder tasks, or a larger rollout.group_size"
-                    )
                 # Saved before it is evaluated, which takes long: a stop meanwhile loses no training.
                 if self._due(self._config.save.every):
                     self._write(self.save)
@@ -207,7 +198,10 @@ class Run:
             write()
 
     def _record(self, number: int, result: StepResult) -> None:
-        row = {**result.metrics, "seconds_run": time.perf_counter() - self._began}
+        for onset in self._watch.add(result.metrics):
+            self._display.say(f"warning: step {number}: {onset.sentence}")
+        clock = {"seconds_run": time.perf_counter() - self._began}
+        row = {**result.metrics, "symptoms": self._watch.lasting, **clock}
         self._write(partial(self._folder.append, "metrics.jsonl", row))
         self._loggers.log(row, number)
         stuck = self._trainer.skipped >= _SKIPPED_STEPS

@@ -104,19 +104,6 @@ def test_a_schedule_that_is_stretched_says_where_it_goes_on(train: Train, server
     assert same_weights(tmp_path / "runs" / "it", tmp_path / "runs" / "next")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("reward", "advantage"), [("0.00", "otb"), ("0.30", "ogb")])
-def test_steps_that_teach_nothing_are_told_once(train: Train, tmp_path: Path, reward: str, advantage: str) -> None:
-    same = SHAPED.replace("Shaped", "Same").replace("sum(map(ord, episode.final)) % 5 / 4", reward)
-    (tmp_path / "same.py").write_text(same)
-    settings = ["env.id='same:test/Same-v0'", "env.args.max_turns=1", "optim.steps=7", "save.every=0", "eval.every=0"]
-    command = train("silent", *settings, f"algo.advantage={advantage}").done()
-    # Not 0 for ogb, whose baseline has 1e-8 in its denominator.
-    assert all((row["advantage_abs"] == 0) is (advantage == "otb") for row in rows_of(tmp_path / "runs" / "silent"))
-    warnings = [line for line in command.err.splitlines() if line.startswith("warning")]
-    assert len(warnings) == 1 and "last 5 steps taught nothing" in warnings[0] and f"on average {reward}" in warnings[0]
-
-
 @pytest.mark.parametrize("stop_at", [0.9, 1e-300, 1.0])
 def test_warm_start_that_ends_too_early_is_told(server: Server, tmp_path: Path, stop_at: float) -> None:
     (tmp_path / "warm.toml").write_text(ARITHMETIC)

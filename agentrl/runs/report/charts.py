@@ -6,8 +6,9 @@ from dataclasses import asdict, dataclass
 from typing import TypeAlias
 from urllib.parse import unquote
 
+from agentrl.runs.folder import number
 from agentrl.runs.report.folder import RunRow, series, step_of
-from agentrl.runs.report.text import number, percent
+from agentrl.runs.report.text import percent
 
 Point: TypeAlias = tuple[float, float]
 """A step and a value."""

@@ -8,9 +8,8 @@ from typing import TypeAlias
 
 from agentrl.errors import RunFolderError
 from agentrl.runs.files import MAX_ROWS, MAX_TEXT, read
-from agentrl.runs.folder import read_row
+from agentrl.runs.folder import number, read_row
 from agentrl.runs.records import step_files
-from agentrl.runs.report.text import number
 
 RunRow: TypeAlias = Mapping[str, object]
 """One line of ``metrics.jsonl`` or ``evals.jsonl``; ``step`` is a number, all else may be missing."""

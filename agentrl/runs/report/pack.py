@@ -13,8 +13,8 @@ from itertools import islice
 from pathlib import Path
 
 from agentrl.errors import TrajectoryError
+from agentrl.runs.folder import number
 from agentrl.runs.records import Record, read_episodes
-from agentrl.runs.report.text import number
 from agentrl.segments import turn_positions
 from agentrl.types import Stop, Trajectory
 

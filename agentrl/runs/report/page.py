@@ -13,13 +13,15 @@ from markupsafe import Markup
 
 from agentrl.errors import RunFolderError
 from agentrl.runs.files import replace
+from agentrl.runs.folder import number
 from agentrl.runs.progress import Display, as_argument
 from agentrl.runs.records import count_episodes, episode_files
 from agentrl.runs.report.charts import Chart, curve, data, diagnostics, planned, seconds_by_phase, size_of
 from agentrl.runs.report.curves import compared
 from agentrl.runs.report.folder import RunData, RunRow, env_of, holds_run, read_folder, series, step_of
 from agentrl.runs.report.pack import Packed, block
-from agentrl.runs.report.text import brief, duration, marked, number, percent, visible
+from agentrl.runs.report.text import brief, duration, marked, percent, visible
+from agentrl.runs.symptoms import Onset, watched
 
 _Column: TypeAlias = tuple[str, str, Callable[[float], str]]
 _COLUMNS: tuple[_Column, ...] = (
@@ -113,7 +115,7 @@ def render(names: Sequence[str], runs: Sequence[RunData], packed: Packed, hint: 
     charts: dict[str, list[Chart]] = {"curve": [], "training": [], "compared": compared(runs) if runs[1:] else []}
     charts |= _charts(runs[0]) if len(runs) == 1 else {}
     page = template("page.html").render(
-        {"outcomes": (), "facts": (), "evals": (), "columns": (), "config": ""} | alone,
+        {"outcomes": (), "facts": (), "symptoms": (), "evals": (), "columns": (), "config": ""} | alone,
         names=names,
         overview=bool(runs),
         charts=charts,
@@ -150,6 +152,7 @@ def _overview(run: RunData) -> dict[str, object]:
     return {
         "outcomes": [outcome for name, rows in by_env.items() for outcome in _outcomes(rows, name)],
         "facts": _facts(run),
+        "symptoms": [(_span(onset), onset.sentence) for onset in watched(run.steps).onsets],
         "columns": ["step", "split", *["environment"] * any(by_env), *(title for _, title, _ in columns)],
         "evals": [
             [f"{step_of(row):g}", row.get("split", ""), *[env_of(row)] * any(by_env), *_cells(row, columns)]
@@ -211,6 +214,11 @@ def _facts(run: RunData) -> list[tuple[str, str]]:
     if seconds := _wall_time(run):
         facts.append(("Wall time", duration(seconds)))
     return facts
+
+
+def _span(onset: Onset) -> str:
+    """Return the steps at which a symptom was shown, in words."""
+    return f"From step {onset.step:g}" + ("" if onset.end is None else f" to {onset.end:g}")
 
 
 def _wall_time(run: RunData) -> float:

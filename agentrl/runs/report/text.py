@@ -8,9 +8,6 @@ templates escape all other values. Not covered: look-alike letters, and combinin
 import markupsafe
 from markupsafe import Markup
 
-_LARGEST = 1e200
-"""Larger numbers of a file count as infinite: their sums overflow, and integers may fit no float."""
-
 
 def visible(text: object) -> str:
     r"""Replace every character that shows nothing or moves its neighbours by a sign; markup stays as it is.
@@ -29,13 +26,6 @@ def marked(text: str) -> Markup:
     if text.isprintable():
         return markupsafe.escape(text)
     return Markup().join(char if char.isprintable() else _mark(char) for char in text)
-
-
-def number(value: object) -> float | None:
-    """Return ``value`` as a finite number; None for anything else, such as booleans, texts, NaN and infinities."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not -_LARGEST < value < _LARGEST:
-        return None
-    return float(value)
 
 
 def brief(value: float) -> str:

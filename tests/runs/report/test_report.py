@@ -71,6 +71,15 @@ def test_report_lies_in_the_run_s_folder_and_replaces_an_older_one(run: Path) ->
     assert write_report(run).read_bytes() == content
 
 
+def test_symptoms_are_sentences_with_their_steps(run: Path) -> None:
+    credit = [0.2, 0.2, *[0.0] * 9, *[0.2] * 7, *[0.0] * 6]
+    rows = ({"step": step, "advantage_abs": size, "reward_mean": 0.25} for step, size in enumerate(credit, start=1))
+    write_rows(run / "metrics.jsonl", rows)
+    page, sentence = read(run), "the last 5 steps taught nothing, at a mean reward of 0.25: all members"
+    assert "symptoms" in page.ids
+    assert f"From step 7 to 16: {sentence}" in page.text and f"From step 23: {sentence}" in page.text
+
+
 def test_page_needs_nothing_else(run: Path) -> None:
     page = read(run)
     for tag, attrs in page.tags:

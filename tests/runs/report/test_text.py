@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.runs.report.text import brief, duration, marked, number, percent, visible
+from agentrl.runs.folder import number
+from agentrl.runs.report.text import brief, duration, marked, percent, visible
 
 TEXTS = st.text(st.characters(), max_size=30)
 MINUS = "\N{MINUS SIGN}"
