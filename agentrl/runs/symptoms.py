@@ -124,7 +124,7 @@ def _weights_still(row: _Numbers, _: Sequence[_Numbers]) -> tuple[float, ...]:
 
 def _gradient_rising(row: _Numbers, start: Sequence[_Numbers]) -> tuple[float, ...]:
     before = median(earlier["grad_norm"] for earlier in start)
-    return (row["grad_norm"], before) if len(start) == START and row["grad_norm"] > 5 * before > 0 else ()
+    return (row["grad_norm"], before) if len(start) == START and row["grad_norm"] > 10 * before > 0 else ()
 
 
 def _faulty(row: _Numbers, _: Sequence[_Numbers]) -> tuple[float, ...]:

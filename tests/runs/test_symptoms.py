@@ -33,7 +33,7 @@ FAILURES: dict[str, tuple[Change, Change, str]] = {
     "ratios_off": ({"ratio_mean": 0.88}, {"ratio_mean": 1.09}, "is 0.88, and should be 1"),
     "clipped": ({"clip_fraction": 0.55}, {"clip_fraction": 0.5}, "clips 55% of the tokens"),
     "weights_still": ({"log_ratio_abs_max": 1e-6}, {"log_ratio_abs_max": 1e-6, "updates": 1}, "more than 1.0e-06"),
-    "gradient_rising": ({"grad_norm": 0.6}, {"grad_norm": 0.5}, "is 0.6, and was 0.1"),
+    "gradient_rising": ({"grad_norm": 1.1}, {"grad_norm": 1.0}, "is 1.1, and was 0.1"),
     "faulty": ({"faults": 7}, {"faults": 6}, "7 faults of the infrastructure in 64"),
 }
 
@@ -66,7 +66,7 @@ def test_a_symptom_is_shown_once_per_onset(symptom: Any) -> None:
 
 def test_good_runs_have_no_symptom() -> None:
     runs = [json.loads(line) for line in GOOD_RUNS.read_text().splitlines()]
-    assert len(runs) >= 30
+    assert len(runs) >= 40
     for run in runs:
         columns = run["columns"]
         steps = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]

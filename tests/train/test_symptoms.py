@@ -13,7 +13,7 @@ from ..forked import Server
 from .conftest import SHAPED, Train, setting
 
 OWN = f"""{SHAPED}
-import random
+from itertools import count
 from agentrl import InfrastructureError
 from agentrl.algos.losses import LossInputs, LossOut, PolicyLoss
 from agentrl.toolenv.tools.function import tool
@@ -28,9 +28,11 @@ class Broken(Shaped):
         super().__init__(**args)
         self.tools = (python,)
 
+calls = count()
+
 class Faulty(Shaped):
     def respond(self, episode):
-        if random.random() < 0.3:
+        if next(calls) % 3 == 0:
             raise InfrastructureError("the server is overloaded")
         return ()
 
@@ -50,7 +52,7 @@ scale = 1.0
 @PolicyLoss
 def growing(inputs: LossInputs) -> LossOut:
     global scale
-    scale *= 1.3
+    scale *= 2
     return LossOut(-scale * (inputs.advantages * inputs.grad_only * inputs.factors).sum(), {{}})
 """
 SAME = ("env.id='own:test/Same-v0'", "env.args.max_turns=1")
