@@ -5,6 +5,7 @@ import shlex
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -14,7 +15,7 @@ from agentrl.envs.adapters.harbor.grading import Grader
 from agentrl.envs.adapters.harbor.host import shared_host
 from agentrl.envs.adapters.harbor.layer import MOUNT
 from agentrl.envs.datafiles import by_split, table, tags_of, text_or_table
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, UsageError
 from agentrl.toolenv.base import Episode, ToolEnv
 from agentrl.toolenv.tasks import TaskList, split_of
 from agentrl.toolenv.tools.context import ToolContext
@@ -56,6 +57,7 @@ class Harbor(ToolEnv):
     Raises:
         UnknownNameError: there is no such split or dialect.
         ConfigError: an argument is invalid.
+        UsageError: the extra ``docker`` is missing.
     """
 
     instructions = "Work in the container with the tools. When the task is done, say so in one sentence."
@@ -80,6 +82,8 @@ class Harbor(ToolEnv):
         skip_bad_tasks: bool = False,
     ) -> None:
         super().__init__(split=split, dialect=dialect, max_turns=max_turns)
+        if find_spec("docker") is None:
+            raise UsageError("agentrl/Harbor-v0 plays in containers: pip install 'agentrl[docker]'")
         self.folders = by_split(text_or_table("data", data) or str(SAMPLE))
         self.parts = dict(parts or {"reward": 1.0})
         if graded not in ("fresh", "shared"):
