@@ -24,9 +24,10 @@ from agentrl.train.groups import RolloutSource, StepGroups
 from agentrl.train.learner import Learner
 from agentrl.train.overlap import Overlapped
 from agentrl.train.step import StepResult, Trainer
-from agentrl.types import Group, Origin, Trajectory, flatten
+from agentrl.types import Group, Trajectory, flatten
 
 from ..forests import forest, sampled, shuffled, tokens
+from ..runs.origins import ORIGIN
 from .conftest import Make, energy_of, is_time, logp_of, rewards_in_time, step, trainer_of, trajectory
 from .test_whole_step import CAP, TEMPERATURE, Pool, Slow, Update, check_update
 
@@ -46,7 +47,7 @@ class Given(RolloutSource):
     rounding, steps = math.inf, 1
 
     def __init__(self, groups: Sequence[Group]) -> None:
-        self.groups, self.origins = tuple(groups), dict[str, Origin]()
+        self.groups, self.origins = tuple(groups), {"": ORIGIN}
 
     async def batch(self, number: int) -> StepGroups:
         collected = Collected(groups=self.groups, faults=0, lost=0, seconds=1.0, clock=Clock(), sandbox={})
