@@ -201,7 +201,9 @@ class Run:
         for onset in self._watch.add(result.metrics):
             self._display.say(f"warning: step {number}: {onset.sentence}")
         clock = {"seconds_run": time.perf_counter() - self._began}
-        row = {**result.metrics, "symptoms": self._watch.lasting, **clock}
+        # Left out where there is none, so that the rows of good runs hold numbers alone.
+        lasting = {"symptoms": self._watch.lasting} if self._watch.lasting else {}
+        row = {**result.metrics, **lasting, **clock}
         self._write(partial(self._folder.append, "metrics.jsonl", row))
         self._loggers.log(row, number)
         stuck = self._trainer.skipped >= _SKIPPED_STEPS
