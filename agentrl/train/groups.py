@@ -214,18 +214,21 @@ def env_metrics(groups: Sequence[Group], origins: Mapping[str, Origin]) -> dict[
         groups: all groups of a step.
         origins: of the environments, by name.
     """
-    wins = [won(episode, origins[group.env].best_return) for group in groups for episode in group.trajectories]
-    metrics = {"success": sum(wins) / len(wins)} if wins else dict[str, float]()
+    metrics = _success(groups, origins)
     for name in filter(None, origins):
         mine = [group for group in groups if group.env == name]
-        episodes, best = flatten(mine), origins[name].best_return
         metrics |= {f"env/{name}/groups": len(mine), f"env/{name}/groups_silent": sum(map(is_silent, mine))}
         # In a step in which it has no episode, there is nothing to take the mean of.
-        if episodes:
-            success = sum(won(episode, best) for episode in episodes) / len(episodes)
-            means = {"success": success, **episode_means(episodes)}
+        if episodes := flatten(mine):
+            means = {**_success(mine, origins), **episode_means(episodes)}
             metrics |= {f"env/{name}/{key}": mean for key, mean in means.items()}
     return metrics
+
+
+def _success(groups: Sequence[Group], origins: Mapping[str, Origin]) -> dict[str, float]:
+    """Return the share of successful episodes, as the metric ``success``; none where there is no episode."""
+    wins = [won(episode, origins[group.env].best_return) for group in groups for episode in group]
+    return {"success": sum(wins) / len(wins)} if wins else {}
 
 
 def rescored(groups: Sequence[Group], score: Callable[[Batch], TokenStats], rounding: float) -> tuple[Group, ...]:

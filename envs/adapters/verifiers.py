@@ -21,22 +21,25 @@ _TEST_SHARE = 5
 """One task in this many belongs to the test split."""
 
 
-class _Row(BaseModel):
+class _Answer(BaseModel):
+    """An answer of the worker, or a part of one."""
+
     model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class _Row(_Answer):
     key: str
     system: str
     prompt: str
 
 
-class _Listing(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
+class _Listing(_Answer):
     tasks: list[_Row]
     needs: list[str]
     weights: dict[str, float]
 
 
-class _Graded(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
+class _Graded(_Answer):
     parts: dict[str, float | None] | None = None
     failed: str = ""
     """The task's own code has raised."""
@@ -116,9 +119,7 @@ class Verifiers(ToolEnv):
         answer = episode.final.encode("utf-8", "replace").decode()
         reply = self._there.ask(seconds=self._seconds, do="score", index=index, answer=answer)
         try:
-            graded = (
-                _Graded(failed="grading takes too long, or ends its process") if reply is None else _Graded(**reply)
-            )
+            graded = _Graded(failed=_KILLED) if reply is None else _Graded(**reply)
         except ValidationError as error:
             raise InfrastructureError(f"the process of the task set answers wrongly: {error}") from error
         if graded.fault:
