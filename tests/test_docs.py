@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,8 @@ from .forked import Server
 from .train.conftest import TOY
 
 __all__ = ["fake"]
+SERVER = "http://localhost:8000/v1"
+"""Where the pages' judges are."""
 DOCS = Path(__file__).parents[1] / "docs"
 OTHERS = ("README.md", "AGENTS.md", "CONTRIBUTING.md", "sandboxes/README.md", "agentrl/algos/README.md")
 PAGES = [*(DOCS.parent / name for name in OTHERS), *sorted(DOCS.glob("*.md"))]
@@ -48,6 +50,21 @@ PAGES = [*(DOCS.parent / name for name in OTHERS), *sorted(DOCS.glob("*.md"))]
 def blocks(page: str, language: str = "python") -> list[str]:
     text = (DOCS / page).read_text(encoding="utf-8")
     return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+
+
+@contextmanager
+def importable(page: str, folder: Path, url: str = "") -> Iterator[Path]:
+    """Write the Python files of a page into a folder, and have it on the path; they ask the server at ``url``."""
+    for block in blocks(page):
+        name = re.match(r"# (\w+\.py)\n", block)
+        assert name is not None, block
+        assert not url or SERVER in block
+        (folder / name[1]).write_text(block.replace(SERVER, url or SERVER), encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        yield folder
+    for path in folder.glob("*.py"):
+        sys.modules.pop(path.stem, None)
 
 
 def anchors(page: Path) -> set[str]:
@@ -107,18 +124,12 @@ def test_the_loop_is_short_and_of_public_names() -> None:
 @pytest.fixture
 def page_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clean_registry: None) -> Iterator[Path]:
     """A folder with the files of the page on environments, which is the working folder and on the path."""
-    for block in blocks("environments.md"):
-        name = re.match(r"# (\w+\.py)\n", block)
-        assert name is not None, block
-        (tmp_path / name[1]).write_text(block, encoding="utf-8")
     (data,) = (block for block in blocks("environments.md", "bash") if "<<" in block)
     subprocess.run(["bash", "-ec", data], cwd=tmp_path, check=True)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    yield tmp_path
-    close_sessions()
-    for path in tmp_path.glob("*.py"):
-        sys.modules.pop(path.stem, None)
+    with importable("environments.md", tmp_path):
+        yield tmp_path
+        close_sessions()
 
 
 def offered() -> list[str]:
@@ -169,15 +180,9 @@ def judging(fake: Fake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clean_r
         return spoken(("Score: 5" if "sorry" in text else "Score: 1") if "BEGIN ANSWER" in text else "I drink milk.")
 
     fake.answer = answer
-    for block in blocks("judges.md"):
-        name = re.match(r"# (\w+\.py)\n", block)
-        assert name is not None and "http://localhost:8000/v1" in block
-        (tmp_path / name[1]).write_text(block.replace("http://localhost:8000/v1", fake.url), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    yield fake
-    for path in tmp_path.glob("*.py"):
-        sys.modules.pop(path.stem, None)
+    with importable("judges.md", tmp_path, fake.url):
+        yield fake
 
 
 @pytest.mark.slow

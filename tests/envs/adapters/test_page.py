@@ -2,8 +2,6 @@
 
 import json
 import random
-import re
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -16,22 +14,16 @@ from agentrl.sandboxes.agents import AgentRun
 from agentrl.toolenv.registry import make
 from agentrl.types import Stop
 
-from ...test_docs import blocks
+from ...test_docs import importable
 from .conftest import FAKE, REAL
 from .hostile import assert_all_are_graded
 
 
 @pytest.fixture
-def page_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clean_registry: None) -> Iterator[Path]:
+def page_files(tmp_path: Path, clean_registry: None) -> Iterator[Path]:
     """A folder with the files of the page, which is on the path."""
-    for block in blocks("task_sets.md"):
-        name = re.match(r"# (\w+\.py)\n", block)
-        assert name is not None, block
-        (tmp_path / name[1]).write_text(block, encoding="utf-8")
-    monkeypatch.syspath_prepend(tmp_path)
-    yield tmp_path
-    for path in tmp_path.glob("*.py"):
-        sys.modules.pop(path.stem, None)
+    with importable("task_sets.md", tmp_path) as folder:
+        yield folder
 
 
 def secret(seed: int) -> int:
