@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.algos.losses import ctpo
@@ -25,8 +25,6 @@ def test_ctpo_is_the_slow_loop(rows, power, dual):
     steps, credit = rows
     logp, old, advantages, starts = case(steps, credit)
     out = ctpo(logp, old, advantages, starts, power=power, clip_dual=dual)
-    totals = [math.fsum(row[: t + 1]) for row in steps for t in range(len(row))]
-    assume(not any(abs(total - 10.0) < 1e-6 for total in totals))
     assert_slow(out, logp, advantages, *reference.ctpo(steps, credit, power=power, dual=dual))
 
 
