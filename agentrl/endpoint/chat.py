@@ -119,12 +119,15 @@ def _usage(answer: Answer) -> dict[str, int]:
 
 
 def _call(call: Mapping[str, Any]) -> Call:
-    function = fields(call.get("function") or call.get("custom"))
-    arguments = function.get("arguments", function.get("input", ""))
+    custom = fields(call.get("custom"))
+    function = custom or fields(call.get("function"))
+    arguments = {"input": custom.get("input")} if custom else function.get("arguments", "")
     return Call(id=str(call.get("id", "")), name=str(function.get("name", "")), arguments=arguments)
 
 
 def _written(call: Call) -> dict[str, Any]:
+    if (text := call.free_text()) is not None:
+        return {"id": call.id, "type": "custom", "custom": {"name": call.name, "input": text}}
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 

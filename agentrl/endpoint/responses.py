@@ -1,6 +1,5 @@
 """``POST /v1/responses``."""
 
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
@@ -172,18 +171,10 @@ def _text(text: str) -> dict[str, Any]:
 def _call(call: Call, item_id: str) -> tuple[dict[str, Any], str]:
     arguments = str(call.arguments)
     common = {"status": "completed", "call_id": call.id, "name": call.name}
-    if call.free and (text := _free_text(arguments)) is not None:
+    if (text := call.free_text()) is not None:
         return {"type": "custom_tool_call", "id": f"ctc_{item_id}", **common, "input": text}, text
     namespace = {"namespace": call.namespace} if call.namespace else {}
     return {"type": "function_call", "id": f"fc_{item_id}", **common, "arguments": arguments, **namespace}, arguments
-
-
-def _free_text(arguments: str) -> str | None:
-    try:
-        value = json.loads(arguments)
-    except ValueError:
-        return arguments
-    return value["input"] if isinstance(value, dict) and isinstance(value.get("input"), str) else arguments
 
 
 def _object(

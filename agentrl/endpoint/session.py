@@ -187,8 +187,8 @@ class Session:
         position, raw = len(request.items), str(sampled.text)
         self._turns.add(OwnTurn(position=position, raw=raw, thinking=answer.thinking, text=words, calls=answer.calls))
         spoken = Item(role="assistant", texts=(words,) if words else (), thinking=answer.thinking, calls=answer.calls)
-        if "input" in request.body:
-            self._responses[turn_id] = (*request.items[request.instructed :], spoken)
+        if "input" in request.body and request.body.get("store") is not False:
+            self._responses[turn_id] = self._shared((*request.items[request.instructed :], spoken))
         return answer, raw
 
     def _continued(self, request: Request) -> tuple[Item, ...]:
@@ -197,6 +197,12 @@ class Session:
         # The instructions are those of this request, and stand at the beginning.
         new = request.items
         return (*new[: request.instructed], *self._responses[request.previous], *new[request.instructed :])
+
+    def _shared(self, items: tuple[Item, ...]) -> tuple[Item, ...]:
+        """Return ``items`` with those that the last history has too as its objects: each request repeats them all."""
+        last = next(reversed(self._responses.values()), ())
+        shared = [old for old, _ in takewhile(lambda pair: pair[0] == pair[1], zip(last, items, strict=False))]
+        return (*shared, *items[len(shared) :])
 
     def _cause(self, label: str, messages: Sequence[Message]) -> str:
         """Guess why a history parts from those before, if it does."""

@@ -1,5 +1,6 @@
 """What the three protocols of model servers have in common: a request as it was read, and an answer to be written."""
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, cast
@@ -14,6 +15,8 @@ IMAGE = "[image]"
 """Stands where a client has sent something that the policy can't read."""
 Finish = Literal["stop", "length", "calls"]
 """Why an answer ended: by itself or at a stop text, at a limit of tokens, or to have its calls run."""
+_STOPS, _STOP_CHARS = 16, 1000
+"""Most stop texts of a request, and most characters of them: after each token the turn's end is searched for them."""
 
 
 class BadRequestError(UsageError):
@@ -38,6 +41,17 @@ class Call:
     """True if the client takes the argument ``input`` alone, as a text."""
     namespace: str = ""
     """The group that the client has put the tool in."""
+
+    def free_text(self) -> str | None:
+        """Return the text for a client that takes the argument ``input`` alone; None if it takes all of them."""
+        if not self.free:
+            return None
+        arguments = str(self.arguments)
+        try:
+            value = json.loads(arguments)
+        except ValueError:
+            return arguments
+        return value["input"] if isinstance(value, dict) and isinstance(value.get("input"), str) else arguments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,12 +266,15 @@ def read_stop(value: object) -> tuple[str, ...]:
     """Read a field of stop texts.
 
     Raises:
-        BadRequestError: it holds something else.
+        BadRequestError: it holds something else, or more than the search after each token allows.
     """
     texts = [value] if isinstance(value, str) else value or []
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in cast(list[object], texts)):
         raise BadRequestError("stop must be a text or a list of texts")
-    return tuple(text for text in cast(list[str], texts) if text)
+    stops = tuple(text for text in cast(list[str], texts) if text)
+    if len(stops) > _STOPS or sum(map(len, stops)) > _STOP_CHARS:
+        raise BadRequestError(f"stop may hold {_STOPS} texts of {_STOP_CHARS} characters in all")
+    return stops
 
 
 def read_limit(value: object) -> int | None:

@@ -62,8 +62,7 @@ def read(protocol: str, body: Body) -> Answered:
     if protocol == "chat":
         message = body["choices"][0]["message"]
         answer.thinking, answer.text = message.get("reasoning_content", ""), message["content"] or ""
-        functions = [(call["id"], call["function"]) for call in message.get("tool_calls", [])]
-        answer.calls = [(call_id, function["name"], function["arguments"]) for call_id, function in functions]
+        answer.calls = [_in_chat(call) for call in message.get("tool_calls", [])]
         answer.finish, answer.items = body["choices"][0]["finish_reason"], [message]
     elif protocol == "messages":
         for block in body["content"]:
@@ -80,6 +79,11 @@ def read(protocol: str, body: Body) -> Answered:
                 answer.calls.append((item["call_id"], item["name"], item.get("arguments", item.get("input"))))
         answer.finish, answer.items = body["status"], body["output"]
     return answer
+
+
+def _in_chat(call: Body) -> tuple[str, str, str]:
+    kind = call["type"]
+    return call["id"], call[kind]["name"], call[kind]["arguments" if kind == "function" else "input"]
 
 
 def events(text: str) -> list[Body]:
@@ -99,7 +103,7 @@ def read_stream(protocol: str, text: str) -> Answered:
 
 def _read_chunks(chunks: list[Body], text: str) -> Answered:
     assert text.endswith("data: [DONE]\n\n")
-    answer = Answered(id=chunks[0]["id"])
+    answer, calls = Answered(id=chunks[0]["id"]), list[Body]()
     for chunk in chunks:
         answer.usage = chunk.get("usage") or answer.usage
         for choice in chunk["choices"]:
@@ -109,12 +113,9 @@ def _read_chunks(chunks: list[Body], text: str) -> Answered:
             answer.text += delta.get("content", "")
             for call in delta.get("tool_calls", []):
                 assert call["index"] == len(answer.calls)
-                answer.calls.append((call["id"], call["function"]["name"], call["function"]["arguments"]))
+                answer.calls.append(_in_chat(call))
+                calls.append({name: value for name, value in call.items() if name != "index"})
             answer.finish = choice["finish_reason"] or ""
-    calls = [
-        {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
-        for call_id, name, arguments in answer.calls
-    ]
     message = {"role": "assistant", "content": answer.text, "reasoning_content": answer.thinking}
     answer.items = [{**message, "tool_calls": calls} if calls else message]
     return answer

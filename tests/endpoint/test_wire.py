@@ -213,6 +213,34 @@ async def test_free_texts_and_namespaces_are_the_client_s(serve: Serve, stream: 
         assert counts["ignored images"] == 1 and counts["ignored tool web_search"] == 2
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_free_texts_in_chat_are_the_client_s(serve: Serve, stream: bool) -> None:
+    custom = {"name": "patch", "format": {"type": "grammar", "definition": "G"}}
+    async with serve([call('{"input": "*** a\\nb"}', "patch"), "Bye."]) as at:
+        body = ask("chat", "?", (), stream=stream)
+        body["tools"] = [{"type": "custom", "custom": custom}]
+        answer = await at.client.say("chat", body)
+        assert answer.items[0]["tool_calls"][0]["custom"] == {"name": "patch", "input": "*** a\nb"}
+        body["messages"] += [*answer.items, result("chat", answer.calls[0][0], "Done.")]
+        await at.client.say("chat", body)
+        assert not +at.policy.forks and not at.session.counts["edited"]
+
+
+async def test_stop_texts_and_stored_histories_are_bounded(serve: Serve) -> None:
+    async with serve(["Hi.", "Hi.", "Hi."]) as at:
+        for stop in (["x"] * 17, "x" * 1001):
+            refused = await at.client.post("chat", ask("chat", "?", stop=stop))
+            assert refused.status_code == 400 and "stop" in refused.json()["error"]["message"]
+        stored = at.session._responses
+        history = [{"role": "user", "content": "?" * 1000}]
+        await at.client.say("responses", ask("responses", history, store=False))
+        assert not stored
+        for _ in range(2):
+            await at.client.say("responses", ask("responses", history))
+        first, second = stored.values()
+        assert first[0].texts == ("?" * 1000,) and first[0] is second[0]
+
+
 class Trickle(Told):
     """Samples token by token."""
 
