@@ -15,7 +15,7 @@ from typing import IO, Final, Literal
 
 from agentrl.sandboxes.base import Limits, SandboxError
 from agentrl.sandboxes.host import requirements
-from agentrl.sandboxes.inside import agent, launcher, rootfs
+from agentrl.sandboxes.inside import agent, launcher, relay, rootfs
 from agentrl.sandboxes.inside.limits import MIB
 
 AGENT_LIMITS: Final = Limits(
@@ -81,7 +81,7 @@ class AgentProcess:
             plan["binds"] = [pair for pair in plan["binds"] if not pair[1].startswith(f"{rootfs.SITE}/")]
             plan["binds"].append((str(packages.resolve()), rootfs.SITE))
         plan["binds"] += [(str(Path(source).resolve()), target) for source, target in (binds or {}).items()]
-        plan["binds"].append((str(hole.resolve()), agent.HOLE))
+        plan["binds"].append((str(hole.resolve()), relay.HOLE))
         config: agent.AgentConfig = {
             "plan": plan,
             "command": [plan["python"] if word == "{python}" else word for word in command],
@@ -102,7 +102,7 @@ class AgentProcess:
             cwd="/",
             start_new_session=True,
         )
-        self._input = json.dumps(config).encode() + b"\n" + _packed(files or {})
+        self._input = json.dumps(config).encode() + b"\n" + packed(files or {})
 
     def wait(self) -> AgentRun:
         """Wait for the command's end.
@@ -118,7 +118,7 @@ class AgentProcess:
             raise SandboxError("an agent's command could not be ended from inside") from error
         finally:
             self._root.cleanup()
-        line, _, packed = out.partition(b"\n")
+        line, _, left = out.partition(b"\n")
         self._errors.seek(0)
         errors = self._errors.read(4000).decode("utf-8", "replace").strip()
         self._errors.close()
@@ -131,7 +131,7 @@ class AgentProcess:
             status=report["status"],  # pyright: ignore[reportArgumentType]
             code=report["code"],
             output=report["output"],
-            files=_unpacked(packed),
+            files=_unpacked(left),
         )
 
     def kill(self) -> None:
@@ -140,19 +140,20 @@ class AgentProcess:
             self._process.kill()
 
 
-def _packed(files: Mapping[str, bytes]) -> bytes:
+def packed(files: Mapping[str, bytes], mode: int = 0o644) -> bytes:
+    """Return a tar of files, by their relative paths."""
     out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as packed:
+    with tarfile.open(fileobj=out, mode="w") as archive:
         for name, data in files.items():
             info = tarfile.TarInfo(name)
-            info.size, info.mode = len(data), 0o644
-            packed.addfile(info, io.BytesIO(data))
+            info.size, info.mode = len(data), mode
+            archive.addfile(info, io.BytesIO(data))
     return out.getvalue()
 
 
-def _unpacked(packed: bytes) -> Mapping[str, bytes]:
+def _unpacked(tar: bytes) -> Mapping[str, bytes]:
     files = dict[str, bytes]()
-    with tarfile.open(fileobj=io.BytesIO(packed), mode="r") as archive:
+    with tarfile.open(fileobj=io.BytesIO(tar), mode="r") as archive:
         for info in archive:
             if info.isreg() and (file := archive.extractfile(info)) is not None:
                 files[info.name] = file.read()

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, cast
 
 from agentrl.endpoint.desk import Desk
 from agentrl.endpoint.server import Endpoint, Ticket
@@ -24,10 +24,14 @@ from agentrl.rollout.plan import EpisodeSpec
 from agentrl.rollout.policy import Past, Policy
 from agentrl.sandboxes import SandboxError
 from agentrl.sandboxes.agents import AGENT_LIMITS, AgentProcess, AgentRun
+from agentrl.sandboxes.inside import relay
 from agentrl.toolenv.base import ToolEnv
 from agentrl.types import Stop
 
 _PORT = 8000
+_CONTAINER_PORT = 41700
+"""Where tasks of containers use none: they may well serve something at 8000."""
+_PACKAGES = "/opt/agent-packages"
 _STOPS = {"timeout": Stop.TIME_LIMIT, "exit": Stop.TERMINATED}
 
 
@@ -56,15 +60,16 @@ class EndpointDriver(ABC):
         Raises:
             InfrastructureError: the engine, the endpoint or the sandbox failed.
         """
-        await policy.run(env.reset, seed=spec.seed % 2**32, options={"task": spec.task_id})
         loop = asyncio.get_running_loop()
         if self._endpoint is None or self._loop is not loop:
             # Assigned before it has started: others wait for it.
             self._loop, self._endpoint = loop, self.make_endpoint()
         await self._endpoint.start()
+        self.prepare(self._endpoint, env)
+        await policy.run(env.reset, seed=spec.seed % 2**32, options={"task": spec.task_id})
         ticket = self._endpoint.open(policy, env.dialect.name, spec.seed)
         try:
-            run = await self.attend(self._endpoint, ticket, env)
+            run = await self.attend(self._endpoint, ticket, env, policy)
         except SandboxError as error:
             raise InfrastructureError(f"sandbox failed: {error}") from error
         finally:
@@ -83,13 +88,29 @@ class EndpointDriver(ABC):
     def make_endpoint(self) -> Endpoint:
         """Make the endpoint of this event loop."""
 
+    def prepare(self, endpoint: Endpoint, env: ToolEnv) -> None:  # noqa: B027  most need nothing
+        """Prepare the environment for the agent, before an episode begins; nothing by default."""
+
     @abstractmethod
-    async def attend(self, endpoint: Endpoint, ticket: Ticket, env: ToolEnv) -> AgentRun:
+    async def attend(self, endpoint: Endpoint, ticket: Ticket, env: ToolEnv, policy: Policy) -> AgentRun:
         """Let an agent play the session, and return how it ended.
 
         Raises:
             SandboxError: the sandbox failed.
         """
+
+
+class HasContainer(Protocol):
+    """An environment whose episodes have a container, in which an agent can run."""
+
+    agent_mounts: tuple[tuple[str, str], ...]
+    """Folders and sockets of this machine, and where the container has them, read-only."""
+
+    def run_agent(
+        self, command: Sequence[str], *, port: int, env: Mapping[str, str], files: Mapping[str, bytes], seconds: float
+    ) -> AgentRun:
+        """Run an agent in the episode's container."""
+        ...
 
 
 class AgentDriver(EndpointDriver):
@@ -109,10 +130,12 @@ class AgentDriver(EndpointDriver):
         binds: folders of this machine that it may read, and where it finds them.
         seconds: wall seconds of an episode.
         memory_mb: memory of the program and all that it starts [MiB].
+        in_container: run the program in the environment's own container, as ``agentrl/Harbor-v0`` has one, with that
+            container's limits: in the task's folder, with the files in ``/tmp/agent``.
         options: those of :class:`EndpointDriver`.
 
     Raises:
-        ConfigError: the command is empty, or a file is missing.
+        ConfigError: the command is empty, a file is missing, or the environment has no container.
     """
 
     def __init__(
@@ -125,6 +148,7 @@ class AgentDriver(EndpointDriver):
         binds: Mapping[str, str] | None = None,
         seconds: float = 600.0,
         memory_mb: int = 2048,
+        in_container: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(**options)
@@ -135,15 +159,24 @@ class AgentDriver(EndpointDriver):
         self._packages = Path(packages) if packages else None
         self._seconds = seconds
         self._memory_bytes = memory_mb * 2**20
+        self._in_container = in_container
 
     def make_endpoint(self) -> Endpoint:
         """Make one that listens on a socket, the hole in the sandbox."""
         return Endpoint(Path(tempfile.mkdtemp(prefix="agentrl-")) / "s", options=self._options)
 
-    async def attend(self, endpoint: Endpoint, ticket: Ticket, env: ToolEnv) -> AgentRun:
+    def prepare(self, endpoint: Endpoint, env: ToolEnv) -> None:
+        """Have the socket and the program's folders mounted, where it runs in a container."""
+        if self._in_container:
+            binds = [*self._binds.items(), *([(self._packages, _PACKAGES)] if self._packages else [])]
+            mounts = [(str(Path(source).resolve()), target) for source, target in binds]
+            _with_container(env).agent_mounts = ((str(endpoint.path), relay.HOLE), *mounts)
+
+    async def attend(self, endpoint: Endpoint, ticket: Ticket, env: ToolEnv, policy: Policy) -> AgentRun:
         """Run the program."""
         prompt = env.episode.messages[-1]["content"]
-        url = f"http://127.0.0.1:{_PORT}/s/{ticket.name}"
+        port = _CONTAINER_PORT if self._in_container else _PORT
+        url = f"http://127.0.0.1:{port}/s/{ticket.name}"
         words = {"{prompt}": prompt, "{url}": url, "{key}": ticket.key}
 
         def filled(text: str) -> str:
@@ -160,11 +193,18 @@ class AgentDriver(EndpointDriver):
             **{name: filled(value) for name, value in self._env.items()},
         }
         assert endpoint.path is not None, "an endpoint for sandboxes has a socket"
+        command, files = [filled(word) for word in self._command], {**self._files, **_given(env)}
+        if self._in_container:
+            if self._packages:
+                variables = {"PYTHONPATH": _PACKAGES, **variables}
+            command = ["python3" if word == "{python}" else word for word in command]
+            options = {"port": port, "env": variables, "files": files, "seconds": self._seconds}
+            return await policy.run(_with_container(env).run_agent, command, **options)
         process = AgentProcess(
-            [filled(word) for word in self._command],
+            command,
             hole=endpoint.path,
-            port=_PORT,
-            files={**self._files, **_given(env)},
+            port=port,
+            files=files,
             env=variables,
             packages=self._packages,
             binds=self._binds,
@@ -215,7 +255,7 @@ class ServeDriver(EndpointDriver):
         """Make one that listens on the port."""
         return Endpoint(port=self._port, options=self._options, desk=Desk(self._key))
 
-    async def attend(self, endpoint: Endpoint, ticket: Ticket, env: ToolEnv) -> AgentRun:
+    async def attend(self, endpoint: Endpoint, ticket: Ticket, env: ToolEnv, policy: Policy) -> AgentRun:
         """Offer the session, and wait until its agent is done."""
         assert endpoint.desk is not None, "an endpoint for agents elsewhere has a desk"
         task = {
@@ -227,6 +267,15 @@ class ServeDriver(EndpointDriver):
             "seconds": self._seconds,
         }
         return await endpoint.desk.offer(ticket.name, task, self._seconds)
+
+
+def _with_container(env: ToolEnv) -> HasContainer:
+    if not hasattr(env, "run_agent"):
+        raise ConfigError(
+            f"rollout.driver.options.in_container runs the agent in the environment's container, and "
+            f"{type(env).__name__} has none: take it out"
+        )
+    return cast(HasContainer, env)
 
 
 def _given(env: ToolEnv) -> Mapping[str, bytes]:

@@ -130,8 +130,12 @@ class TaskEngine(DockerEngine):
                 return None
             time.sleep(pause)
             pause = min(2 * pause, 0.5)
+        return self.exec_code(made["Id"])
+
+    def exec_code(self, exec_id: str) -> int:
+        """Return the exit code of a command that has ended; -1 where the engine knows none."""
         with faults("looking at a command"):
-            code = self._client.exec_inspect(made["Id"])["ExitCode"]
+            code = self._client.exec_inspect(exec_id)["ExitCode"]
         return -1 if code is None else int(code)
 
     def exec_runs(self, exec_id: str) -> bool:
@@ -227,6 +231,17 @@ class Conversation(ContainerStream):
         """Send everything; see :meth:`ContainerStream.send`. A program that does not read can't hold up the caller."""
         self._socket.settimeout(_TIMEOUT_S)
         super().send(data)
+
+    def heard(self, seconds: float) -> bytes:
+        """Wait so many seconds at most for output; return it, or nothing."""
+        until = time.monotonic() + seconds
+        try:
+            data = self.receive(until)
+        except TimeoutError:
+            return b""
+        # A program that has closed its output may go on.
+        time.sleep(0 if data else max(0.0, until - time.monotonic()))
+        return data
 
     def receive(self, until: float) -> bytes:
         """Wait for output until a time of the monotonic clock; return it, or nothing where the program has ended.

@@ -5,7 +5,6 @@ passes connections to a port of the loopback interface on to the socket, starts 
 over its time and memory. At the end it kills everything and packs the files of the working folder.
 """
 
-import asyncio
 import fcntl
 import json
 import os
@@ -19,18 +18,13 @@ import time
 from contextlib import suppress
 from typing import Final, TypedDict
 
-from agentrl.sandboxes.inside import kernel, launcher, processes, rootfs, scratch, seccomp
+from agentrl.sandboxes.inside import kernel, launcher, processes, relay, rootfs, scratch, seccomp
 from agentrl.sandboxes.inside.limits import Limits
 
-WORK: Final = "/tmp/agent"
-"""The command's working folder."""
-HOLE: Final = "/run/agentrl.sock"
-"""Where the host's socket appears."""
 _LOG: Final = "/dev/shm/agentrl.log"
 _LOOPBACK_UP: Final = struct.pack("16sh", b"lo", 0x1 | 0x40)
 _SET_FLAGS: Final = 0x8914
 _GLANCE_S: Final = 0.05
-_CHUNK: Final = 1 << 16
 
 
 class AgentConfig(TypedDict):
@@ -92,14 +86,12 @@ def _play(config: AgentConfig) -> Report:
     kernel.set_dumpable(False)
     with socket.socket() as any_socket:
         fcntl.ioctl(any_socket, _SET_FLAGS, _LOOPBACK_UP + bytes(22))
-    os.makedirs(WORK)
+    os.makedirs(relay.WORK)
     with tarfile.open(fileobj=sys.stdin.buffer, mode="r|") as files:
-        files.extractall(WORK, filter="data")
-    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listening.bind(("127.0.0.1", config["port"]))
-    listening.listen(256)
+        files.extractall(relay.WORK, filter="data")
+    listening = relay.listen(config["port"])
     if os.fork() == 0:
-        _pass_on(listening)
+        relay.relay(listening)
     listening.close()
     # Without a name, under which the command could put something else.
     log = os.open(_LOG, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
@@ -118,7 +110,7 @@ def _become(config: AgentConfig, limits: Limits, log: int) -> None:
         for target, source in ((0, nothing), (1, log), (2, log)):
             os.dup2(source, target)
         os.setsid()
-        os.chdir(WORK)
+        os.chdir(relay.WORK)
         bounds = {
             resource.RLIMIT_NPROC: limits.processes,
             resource.RLIMIT_NOFILE: limits.open_files,
@@ -172,7 +164,7 @@ def _report(report: Report, room: int) -> None:
     if report["status"] != "fault":
         # The command may have nested folders deeper than can be walked, or have put a link there.
         with tarfile.open(fileobj=out, mode="w|", dereference=True) as files, suppress(RecursionError):
-            for folder, _, names in os.walk(WORK) if not os.path.islink(WORK) else ():
+            for folder, _, names in os.walk(relay.WORK) if not os.path.islink(relay.WORK) else ():
                 for name in names:
                     room -= _pack(files, os.path.join(folder, name), room)
     out.flush()
@@ -184,34 +176,8 @@ def _pack(files: tarfile.TarFile, path: str, room: int) -> int:
     with suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with open(descriptor, "rb") as file:
-            info = files.gettarinfo(arcname=os.path.relpath(path, WORK), fileobj=file)
+            info = files.gettarinfo(arcname=os.path.relpath(path, relay.WORK), fileobj=file)
             if info.isreg() and info.size <= room:
                 files.addfile(info, file)
                 return info.size
     return 0
-
-
-def _pass_on(listening: socket.socket) -> None:
-    """Pass each connection on to the host's socket, for ever; one that can't be is closed."""
-
-    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError):
-            while data := await reader.read(_CHUNK):
-                writer.write(data)
-                await writer.drain()
-        # Whoever hangs up on one side hangs up on the other.
-        writer.close()
-
-    async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            far_reader, far_writer = await asyncio.open_unix_connection(HOLE)
-        except OSError:
-            writer.close()
-            return
-        await asyncio.gather(copy(reader, far_writer), copy(far_reader, writer))
-
-    async def serve() -> None:
-        server = await asyncio.start_server(connect, sock=listening)
-        await server.serve_forever()
-
-    asyncio.run(serve())

@@ -237,8 +237,8 @@ async def test_stop_texts_and_stored_histories_are_bounded(serve: Serve) -> None
         assert not stored
         for _ in range(2):
             await at.client.say("responses", ask("responses", history))
-        first, second = stored.values()
-        assert first[0].texts == ("?" * 1000,) and first[0] is second[0]
+        older, newer = stored.values()
+        assert older[0].texts == ("?" * 1000,) and older[0] is newer[0]
 
 
 class Trickle(Told):

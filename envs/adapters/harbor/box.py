@@ -4,17 +4,21 @@ The agent owns everything in here. It can end every process, delete the shell, o
 the agent reads what happened. Only a failure of the engine itself is a fault.
 """
 
+import inspect
 import re
 import secrets
 import shlex
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
 from agentrl.sandboxes import SandboxError
+from agentrl.sandboxes.agents import AgentRun, packed
 from agentrl.sandboxes.docker.engine import OWNER_LABEL, owner
 from agentrl.sandboxes.docker.task_engine import Conversation, TaskEngine
+from agentrl.sandboxes.inside import relay
 
 _PROCESSES: Final = 512
 _START_S: Final = 30.0
@@ -23,6 +27,8 @@ _MOST_OUTPUT: Final = 1 << 16
 _FOLDERS: Final = 'mkdir -p "$0" /logs/agent /logs/verifier /logs/artifacts && chmod 777 /logs/*'
 # A command that runs in a container has no process group of its own.
 _KILL_TREE: Final = 'k() { for c in $(cat /proc/$1/task/*/children); do k "$c"; done; kill -9 "$1"; }; k "$0"'
+_IN_FOLDER: Final = 'cd "$0"; exec "$@" 2>&1 </dev/null'
+_GLANCE_S: Final = 0.2
 REVIVED: Final = "[every process of the container was ended; the container was started again, with its files]"
 """What the agent reads after it has ended its own container."""
 
@@ -47,12 +53,14 @@ class BoxSpec:
     """User of the agent's shell; empty for the image's."""
     mounts: tuple[tuple[str, str], ...] = ()
     """Folders of the engine's machine, and where they are mounted, read-only."""
+    agent_mounts: tuple[tuple[str, str], ...] = ()
+    """What is mounted besides in the agent's container, and not in that of the tests."""
     healthcheck: tuple[str, float, float, float, int] | None = None
     """Command, interval, timeout and start period [seconds], retries."""
 
 
-def start_container(engine: TaskEngine, spec: BoxSpec, network: str) -> str:
-    """Start a container that does nothing and return its id.
+def start_container(engine: TaskEngine, spec: BoxSpec, network: str, more: tuple[tuple[str, str], ...] = ()) -> str:
+    """Start a container that does nothing, with further mounts, and return its id.
 
     Raises:
         SandboxError: The engine failed.
@@ -75,7 +83,7 @@ def start_container(engine: TaskEngine, spec: BoxSpec, network: str) -> str:
         mem_limit=spec.memory_mb << 20,
         memswap_limit=spec.memory_mb << 20,
         nano_cpus=int(spec.cpus * 1e9),
-        binds={source: {"bind": target, "mode": "ro"} for source, target in spec.mounts},
+        binds={source: {"bind": target, "mode": "ro"} for source, target in (*spec.mounts, *more)},
         log_config={"Type": "none", "Config": {}},
     )
     try:
@@ -102,7 +110,7 @@ class Box:
 
     def __init__(self, engine: TaskEngine, spec: BoxSpec) -> None:
         self.engine, self.spec = engine, spec
-        self.id = start_container(engine, spec, spec.network)
+        self.id = start_container(engine, spec, spec.network, spec.agent_mounts)
         """Its id."""
         self.usable = True
         """False once the agent has made it such that it can't be started again."""
@@ -168,6 +176,46 @@ class Box:
             return _shown(output) + self._ended()
         code = int(end[1])
         return _shown(output[: end.start()]) + (f"[exit code {code}]" if code else "") or "[no output]"
+
+    def play(
+        self, command: Sequence[str], *, port: int, env: Mapping[str, str], files: Mapping[str, bytes], seconds: float
+    ) -> AgentRun:
+        """Run an agent in the work folder, until it ends or has taken so many seconds.
+
+        Args:
+            command: its words.
+            port: of the loopback interface, behind which the socket is that ``agent_mounts`` has mounted.
+            env: its variables.
+            files: of its own folder, ``/tmp/agent``, by their relative paths.
+            seconds: after which every process of the container is ended.
+
+        Raises:
+            SandboxError: The engine failed, or the image has no Python for the relay.
+        """
+        self.engine.unpack(self.id, packed({f"{relay.WORK[1:]}/{name}": data for name, data in files.items()}, 0o666))
+        open_up = ["sh", "-c", 'mkdir -p "$0" && chmod -R a+rwX "$0"', relay.WORK]
+        relaying = ["python3", "-c", inspect.getsource(relay), str(port)]
+        if self.engine.run(self.id, open_up, _START_S, user="0") or self.engine.run(self.id, relaying, _START_S):
+            raise SandboxError(f"the image {self.spec.image} has no python3: no agent can be reached in it")
+        until, output = time.monotonic() + seconds, b""
+        words = ["sh", "-c", _IN_FOLDER, self.spec.workdir, *command]
+        agent = self.engine.talk(self.id, words, user=self.spec.user, env=env)
+        running = True
+        try:
+            # What it leaves running holds its output open, so the engine says whether it has ended.
+            while running and time.monotonic() < until:
+                running = self.engine.exec_runs(agent.exec_id)
+                glance = time.monotonic() + _GLANCE_S
+                while (left := glance - time.monotonic()) > 0:
+                    output = _shortened(output + agent.heard(left))
+        finally:
+            agent.close()
+        if running:
+            self.engine.kill(self.id)
+            self.revive()
+            return AgentRun(status="timeout", code=0, output=_shown(output), files={})
+        code = self.engine.exec_code(agent.exec_id)
+        return AgentRun(status="exit", code=code, output=_shown(output), files={})
 
     def _ended(self) -> str:
         self._drop_shell()

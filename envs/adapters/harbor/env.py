@@ -16,6 +16,7 @@ from agentrl.envs.adapters.harbor.host import shared_host
 from agentrl.envs.adapters.harbor.layer import MOUNT
 from agentrl.envs.datafiles import by_split, table, tags_of, text_or_table
 from agentrl.errors import ConfigError, UsageError
+from agentrl.sandboxes.agents import AgentRun
 from agentrl.toolenv.base import Episode, ToolEnv
 from agentrl.toolenv.tasks import TaskList, split_of
 from agentrl.toolenv.tools.context import ToolContext
@@ -60,6 +61,8 @@ class Harbor(ToolEnv):
         UsageError: the extra ``docker`` is missing.
     """
 
+    agent_mounts: tuple[tuple[str, str], ...] = ()
+    """Folders and sockets of this machine that the agent's container has read-only, and where, for a driver."""
     instructions = "Work in the container with the tools. When the task is done, say so in one sentence."
     max_turns = 30
 
@@ -201,10 +204,22 @@ class Harbor(ToolEnv):
             cpus=environment.cpus,
             user=str(task.settings.agent.user),
             mounts=layer,
+            agent_mounts=self.agent_mounts,
             healthcheck=check
             and (check.command, check.interval_sec, check.timeout_sec, check.start_period_sec, check.retries),
         )
         context.state.update(box=host.take(spec, self.ahead), seconds=0.0)
+
+    def run_agent(self, command: Sequence[str], **options: Any) -> AgentRun:
+        """Run an agent in the episode's container; the options are those of ``Box.play``.
+
+        Raises:
+            SandboxError: the engine failed.
+        """
+        limit = _task_of(self.episode.task).settings.agent.timeout_sec
+        seconds = options.pop("seconds")
+        seconds = seconds if limit is None else min(seconds, limit)
+        return cast(Box, self.episode.state["box"]).play(command, seconds=seconds, **options)
 
     def close_episode(self, context: ToolContext) -> None:
         """Remove the container."""

@@ -1,23 +1,37 @@
 """Harbor's task folders in real containers: gold is rewarded, laziness and hostile solutions are not."""
 
+import asyncio
 import fcntl
+import json
 import os
 import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 import agentrl
+from agentrl.endpoint.driver import AgentDriver
+from agentrl.engines.base import Sampling
+from agentrl.engines.scripted import ScriptedEngine
 from agentrl.envs.adapters.harbor.env import SAMPLE, Harbor
 from agentrl.envs.adapters.harbor.host import Host, close_host, shared_host
+from agentrl.render.renderer import Renderer
+from agentrl.rollout.collector import Collector
+from agentrl.rollout.plan import EpisodeSpec
+from agentrl.rollout.player import EpisodeLimits
 from agentrl.sandboxes import SandboxUnavailable
+from agentrl.sandboxes.agents import AgentRun
 from agentrl.sandboxes.docker.engine import OWNER_LABEL, DockerEngine, connect
 from agentrl.sandboxes.docker.image import IMAGE, build_image
+from agentrl.toolenv.tasks import split_of
+from agentrl.types import Stop, Trajectory
+
+from ...endpoint.test_driver import ASK
 
 pytestmark = pytest.mark.docker
 HOSTILE = tomllib.loads(Path(__file__).with_name("hostile.toml").read_text(encoding="utf-8"))
@@ -231,3 +245,88 @@ def test_containers_are_started_ahead_and_those_of_a_killed_process_are_reaped(h
     close_host()
     with connect() as engine:
         assert not containers(engine), "those started ahead are removed with the process's host"
+
+
+@pytest.fixture(scope="module")
+def renderer(tokenizer: Any) -> Renderer:
+    return Renderer(tokenizer)
+
+
+SHELL_AGENT = """
+import subprocess
+SCHEMA = {"type": "object", "properties": {"command": {"type": "string"}}}
+TOOL = {"type": "function", "function": {"name": "shell", "parameters": SCHEMA}}
+messages = [{"role": "user", "content": os.environ["AGENTRL_PROMPT"]}]
+while True:
+    messages.append(ask(messages, tools=[TOOL]))
+    if not messages[-1].get("tool_calls"):
+        break
+    for call in messages[-1]["tool_calls"]:
+        command = json.loads(call["function"]["arguments"])["command"]
+        done = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
+        messages.append({"role": "tool", "tool_call_id": call["id"], "content": done.stdout})
+print("Bye from", os.getcwd(), os.environ["GREETING"])
+"""
+
+
+def call(tool: str, **arguments: str) -> str:
+    return f"<tool_call>{json.dumps({'name': tool, 'arguments': arguments})}</tool_call>"
+
+
+def played_by(
+    driver: AgentDriver, renderer: Renderer, task: str, *turns: str, env: str = "agentrl/Harbor-v0"
+) -> Trajectory:
+    script = tuple(tuple(renderer.turn(text)) for text in turns)
+    spec = EpisodeSpec(task_id=task, seed=3, env="a", script=script)
+    limits = EpisodeLimits(episode_tokens=100_000)
+    collector = Collector({"a": (env, {"split": split_of(task, 5)})}, renderer, limits=limits, driver=driver)
+    try:
+        collected = asyncio.run(collector.collect([[spec]], ScriptedEngine([]), Sampling(max_tokens=500)))
+    finally:
+        collector.close()
+    (episode,) = collected.groups[0].trajectories
+    assert tuple(segment.token_ids for segment in episode.sampled) == script and not episode.forks
+    return episode
+
+
+@pytest.mark.slow
+def test_an_agent_plays_in_the_container_and_reaches_the_endpoint_alone(
+    host: Host, renderer: Renderer, tmp_path: Path, clean_registry: None
+) -> None:
+    runs = list[AgentRun]()
+
+    class Watched(Harbor):
+        def reward(self, episode: agentrl.Episode) -> Mapping[str, float]:
+            runs.append(episode.state["agent"])
+            return super().reward(episode)
+
+    agentrl.register("test/WatchedHarbor-v0", Watched)
+    (tmp_path / "agent.py").write_text(ASK + SHELL_AGENT)
+    options: dict[str, Any] = {"files": [str(tmp_path / "agent.py")], "env": {"GREETING": "me"}, "in_container": True}
+    driver = AgentDriver(["{python}", "/tmp/agent/agent.py"], seconds=100, **options)
+    # What the agent has left running answers the tests, also at the port of sandboxes on this machine.
+    turns = call("shell", command="python3 -m http.server 8000 -d site >/dev/null 2>&1 & sleep 1"), "It is served."
+    episode = played_by(driver, renderer, "serve-page", *turns, env="test/WatchedHarbor-v0")
+    assert (episode.stop, episode.ret) == (Stop.TERMINATED, 1.0)
+    assert (runs[-1].code, runs[-1].output.strip()) == (0, "Bye from /app me"), runs[-1]
+    (tmp_path / "agent.py").write_text(ASK + "ask([]); print('wait', flush=True); import time; time.sleep(100)")
+    driver = AgentDriver(["{python}", "/tmp/agent/agent.py"], seconds=5, **options)
+    episode = played_by(driver, renderer, "count-words", "Hm.", env="test/WatchedHarbor-v0")
+    assert (episode.stop, episode.ret, runs[-1].output) == (Stop.TIME_LIMIT, 0.0, "wait\n")
+    driver = AgentDriver(["sh", "-c", "python3 /tmp/agent/agent.py & sleep 4; no-such-program"], seconds=100, **options)
+    episode = played_by(driver, renderer, "count-words", "Hm.", env="test/WatchedHarbor-v0")
+    assert (episode.stop, runs[-1].code) == (Stop.CRASHED, 127) and "no-such-program" in runs[-1].output
+
+
+@pytest.mark.ci
+def test_codex_plays_a_task_in_its_container(
+    host: Host, renderer: Renderer, require: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = Path(__file__).parents[3]
+    require((root / "build" / "agents").is_dir(), "npm install --prefix build/agents @openai/codex")
+    monkeypatch.chdir(root)
+    settings = tomllib.loads((root / "docs/agents/codex.toml").read_text(encoding="utf-8"))
+    driver = AgentDriver(**settings["rollout"]["driver"]["options"], in_container=True)
+    turns = call("exec_command", cmd="wc -w <poem.txt >count.txt"), "It is done."
+    episode = played_by(driver, renderer, "count-words", *turns)
+    assert (episode.stop, episode.ret, len(episode.rows)) == (Stop.TERMINATED, 1.0, 1)
