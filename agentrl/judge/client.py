@@ -94,13 +94,16 @@ class Chat:
         # What differs between requests shares the connection all the same.
         return _connections.get(replace(self, model="any", cache="", temperature=0.0, max_tokens=0, body={}))
 
-    async def ask(self, messages: Sequence[Message], asking: Asking | None, read: Callable[[str], _T]) -> _T:
+    async def ask(
+        self, messages: Sequence[Message], asking: Asking | None, read: Callable[[str], _T], *, refused: str = ""
+    ) -> _T:
         """Return the answer to a question, as ``read`` reads it; one that can't be read is asked for once more.
 
         Args:
             messages: what to ask.
             asking: the episode, or a tool's context, which keeps the exchange. A replay finds it there.
             read: reads an answer, and raises a ``ValueError`` that says how to write it.
+            refused: stands for the answer where the server refuses this request; empty raises an error.
 
         Raises:
             InfrastructureError: the server is not there, fails, or gives no answer that can be read; in a replay, the
@@ -111,7 +114,12 @@ class Chat:
         exchanges, fault = asking.exchanges if asking else Exchanges(), ""
         for _ in range(2):
             request = self._request(messages)
-            exchange, new = await self._exchange(request, messages, exchanges, read)
+            try:
+                exchange, new = await self._exchange(request, messages, exchanges, read)
+            except RefusedError:
+                if not refused:
+                    raise
+                exchange, new = Exchange(model=self.model, messages=tuple(messages), answer=refused), False
             exchanges.new.append(exchange)
             try:
                 answer = read(exchange.answer)

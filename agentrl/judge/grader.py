@@ -67,11 +67,15 @@ class Judge:
         return await self.score(episode.task.prompt, episode.final if text is None else text, asking=episode)
 
     async def score(self, task: str, text: str, *, asking: Asking | None = None) -> float:
-        """Grade a text that answers ``task``, as :meth:`grade` does."""
+        """Grade a text that answers ``task``, as :meth:`grade` does.
+
+        A text that the judge's server refuses to read gets the lowest score: its writer has caused that.
+        """
         low, high = self._scale
         order = f'End with a line "Score: N", where N is a whole number from {low} to {high}.'
         messages = self._messages({"TASK": task, "ANSWER": text}, order)
-        return await self.chat.ask(messages, asking, _last_line(r"Score: (-?\d{1,9})", order, self._share))
+        read = _last_line(r"Score: (-?\d{1,9})", order, self._share)
+        return await self.chat.ask(messages, asking, read, refused=f"[refused by the server]\nScore: {low}")
 
     async def rank(
         self, task: str, texts: Sequence[str], *, shuffle: bool = True, asking: Asking | None = None

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from agentrl.rollout.plan import EpisodeSpec
 from agentrl.rollout.player import EpisodeLimits
 from agentrl.runs.records import read_episodes, write_episodes
 from agentrl.toolenv.base import Episode, ToolEnv
+from agentrl.toolenv.tools.context import Exchanges
 from agentrl.types import Task
 
 from ..engines.servers import KEY, Fake, Reply, spoken
@@ -66,8 +68,8 @@ def collect(*turns: str, concurrency: int = 64) -> Collected:
         collector.close()
 
 
-def score(judge: Judge, text: str = "Hello") -> float:
-    return asyncio.run(judge.score("Greet me.", text))
+def score(judge: Judge, text: str = "Hello", asking: Any = None) -> float:
+    return asyncio.run(judge.score("Greet me.", text, asking=asking))
 
 
 def test_the_score_becomes_a_part_of_the_reward_and_the_episode_keeps_it(
@@ -144,8 +146,6 @@ def test_an_answer_that_was_cut_off_is_no_score(fake: Fake, judge: Make) -> None
     [
         ((401, {"error": {"message": f"wrong key {KEY}"}}), ConfigError, "refuses the request"),
         ((404, {"error": {"message": "no model m"}}), ConfigError, "no model m"),
-        ((400, {"error": {"message": "too long"}}), RefusedError, "too long"),
-        (spoken("Score: 1", "content_filter"), RefusedError, "content filter"),
         ((500, {}), InfrastructureError, "the judge's server failed"),
         ((200, {"choices": []}), InfrastructureError, "the judge's server failed"),
         ((200, b"<html>"), InfrastructureError, "the judge's server failed"),
@@ -161,14 +161,26 @@ def test_a_server_that_fails_is_a_fault(
     assert KEY not in str(caught.value) and isinstance(caught.value, ConfigError | InfrastructureError)
 
 
+@pytest.mark.parametrize(
+    "reply", [(400, {"error": {"message": "bad words"}}), spoken("Score: 5", "content_filter")], ids=["400", "filter"]
+)
+def test_a_refused_text_gets_the_lowest_score(fake: Fake, judge: Make, reply: Reply) -> None:
+    asking = SimpleNamespace(exchanges=Exchanges())
+    fake.follow(spoken("Hm."), reply)
+    assert score(judge(), asking=asking) == 0.0
+    assert [exchange.answer for exchange in asking.exchanges.new] == ["Hm.", "[refused by the server]\nScore: 1"]
+    again = SimpleNamespace(exchanges=Exchanges(recorded=asking.exchanges.new))
+    assert score(judge(), asking=again) == 0.0 and len(fake.asked) == 2
+    fake.follow(reply)
+    with pytest.raises(RefusedError):
+        asyncio.run(judge().rank("?", ["a", "b"]))
+
+
 def test_a_server_that_refuses_everything_ends_the_run(fake: Fake, judge: Make) -> None:
     fake.answer = lambda _path, _fields: (400, {"error": {"message": "unknown field"}})
-    kinds = list[type[Exception]]()
-    for _ in range(8):
-        with pytest.raises(AgentRLError) as caught:
-            score(judge())
-        kinds.append(caught.type)
-    assert kinds == [*[RefusedError] * 7, ConfigError]
+    assert [score(judge()) for _ in range(7)] == [0.0] * 7
+    with pytest.raises(ConfigError, match="unknown field"):
+        score(judge())
 
 
 def test_an_outage_of_a_minute_costs_no_episode(
