@@ -1,7 +1,7 @@
 """A session with an OpenEnv server: JSON messages over its WebSocket, without a package of theirs.
 
 What the server sends is parsed strictly. A fault that the agent's action can cause is a ``ToolError``, which the agent
-reads. Everything else, such as a closed socket, is an ``InfrastructureError``.
+reads. Everything else, such as a server that is gone, is an ``InfrastructureError``.
 """
 
 import json
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _MAX_BYTES = 1 << 24
 """Limit of a message, either way; uvicorn's own limit is the same."""
 _TOO_BIG = 1009
+_LEAVING = (1001, 1012, 1013)
+"""Codes by which a server closes whatever was asked: it goes away, starts again, or is overloaded."""
 _CLOSE_SECONDS = 2.0
 _CONTROL_SECONDS = 30.0
 """In which a server answers whose action takes too long, or else the server is at fault."""
@@ -203,6 +205,9 @@ class Session:
         except ConnectionClosed as error:
             if kind == "step" and error.sent is not None and error.sent.code == _TOO_BIG:
                 raise SessionLost("the action's answer is too long, and the episode is over") from error
+            if kind == "step" and error.rcvd is not None and error.rcvd.code not in _LEAVING:
+                action_schema(self._url, _CONTROL_SECONDS)  # raises where the server answers nobody
+                raise SessionLost("the server has closed the session, and the episode is over") from error
             raise InfrastructureError(f"the OpenEnv server at {self._url} has ended the session: {error}") from error
         except (OSError, ValueError) as error:
             raise InfrastructureError(f"the OpenEnv server at {self._url} answers wrongly: {error}") from error

@@ -19,7 +19,7 @@ ACTION = {
     "required": ["number"],
     "additionalProperties": False,
 }
-RAISES, BREAKS, HANGS, CHATTERS, OVERPAYS, PAYS_NAN = 101, 102, 103, 104, 105, 106
+RAISES, BREAKS, HANGS, CHATTERS, OVERPAYS, PAYS_NAN, CLOSES, LEAVES = range(101, 109)
 """Guesses on which the server fails in some way."""
 
 
@@ -84,6 +84,9 @@ class Scripted:
                 self.hanging.wait()
             case int(number) if number == CHATTERS:
                 observe(socket, "x" * (17 << 20))
+            case int(number) if number in (CLOSES, LEAVES):
+                socket.close(1000 if number == CLOSES else 1012)
+                return False
             case int(number) if number == OVERPAYS:
                 observe(socket, "well done", 1_000_000, done=True)
             case int(number) if number == PAYS_NAN:

@@ -23,7 +23,9 @@ pytest.importorskip("websockets", reason="needs the extra openenv")
 from .scripted_openenv import (
     BREAKS,
     CHATTERS,
+    CLOSES,
     HANGS,
+    LEAVES,
     OVERPAYS,
     PAYS_NAN,
     RAISES,
@@ -92,6 +94,7 @@ def test_no_pay_is_not_a_pay_of_0(rules: Scripted, low: float, pay: tuple[float 
         ("x", "Invalid message: number: should be an integer"),
         (RAISES, "division by zero"),
         (BREAKS, "the action has ended the episode: can't serialize ValueError"),
+        (CLOSES, "the server has closed the session, and the episode is over"),
         (CHATTERS, "the action's answer is too long, and the episode is over"),
         (HANGS, "the action took longer than 0.2 s, and the episode is over"),
     ],
@@ -109,7 +112,7 @@ def test_what_an_action_causes_is_an_outcome(env: OpenEnv, number: object, words
 
 
 def test_an_agent_that_tries_all_that_raises_is_graded_every_time(env: OpenEnv) -> None:
-    numbers = (RAISES, BREAKS, OVERPAYS, PAYS_NAN, 10**400, None, [], {"number": 1})
+    numbers = (RAISES, BREAKS, CLOSES, OVERPAYS, PAYS_NAN, 10**400, None, [], {"number": 1})
     assert_all_are_graded(env, [act(number=number) for number in numbers] + [act(other=1), act()])
 
 
@@ -150,6 +153,9 @@ def test_a_server_that_goes_away_is_a_fault() -> None:
         env.episode.state["session"]._socket.socket.shutdown(2)
         with pytest.raises(InfrastructureError, match="has ended the session"):
             env.step(act(number=1))
+        begin(env)
+        with pytest.raises(InfrastructureError, match="has ended the session: received 1012"):
+            env.step(act(number=LEAVES))
         begin(env)
     with pytest.raises(InfrastructureError, match="/schema does not answer"):
         OpenEnv(url=rules.url, seconds=5.0)
