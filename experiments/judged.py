@@ -41,11 +41,11 @@ ENV_ID = "judged:agentrl/JudgedArithmetic-v0"
 SEEDS = range(3)
 EVERY = 12
 """Steps between two evaluations."""
+WARM: Mapping[str, Any] = {"sft.steps": 150, "sft.stop_at": 1.0, "sft.temperature": 1.0, "optim.steps": 0}
+"""Of the warm start, over the preset: on the exact environment, since this judge rejects some gold answers."""
 SETTINGS: Mapping[str, Any] = {
     "env.id": ENV_ID,
-    "sft.steps": 150,
-    "sft.stop_at": 1.0,
-    "sft.temperature": 1.0,
+    "sft.steps": 0,
     "optim.steps": 36,
     "eval.every": 0,
     "save.every": EVERY,
@@ -111,8 +111,10 @@ def learn(seed: int, display: Display) -> list[dict[str, Any]]:
     """Train with a seed; return a row for each checkpoint, with both shares of the same held-out episodes."""
     folder = PLACE / f"judged-{seed}"
     tidy(folder)
-    own = {"run.dir": str(folder), "run.name": "run", "run.seed": seed}
-    train(load_config(preset=PRESET, overrides=overrides({**SETTINGS, **own})), display)
+    own = {"run.dir": str(folder), "run.seed": seed}
+    weights = {"model.path": str(folder / "warm" / "checkpoints" / "step-000000")}
+    for settings in ({**WARM, "run.name": "warm"}, {**SETTINGS, **weights, "run.name": "run"}):
+        train(load_config(preset=PRESET, overrides=overrides({**settings, **own})), display)
     results = list[dict[str, Any]]()
     for checkpoint in sorted((folder / "run" / "checkpoints").iterdir()):
         out = folder / checkpoint.name
@@ -151,7 +153,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     os.environ["AGENTRL_JUDGE"] = f"http://127.0.0.1:{server.server_port}/v1"
     for seed in SEEDS:
-        unit = {"part": "judged", "seed": seed, "settings": dict(SETTINGS)}
+        unit = {"part": "judged", "seed": seed, "settings": {**WARM, **SETTINGS}}
         if not rows.has(unit):
             rows.add(unit, curve=learn(seed, display))
     return 0
