@@ -41,7 +41,7 @@ ENV_ID = "judged:agentrl/JudgedArithmetic-v0"
 SEEDS = range(3)
 EVERY = 12
 """Steps between two evaluations."""
-WARM: Mapping[str, Any] = {"sft.steps": 150, "sft.stop_at": 1.0, "sft.temperature": 1.0, "optim.steps": 0}
+WARM: Mapping[str, Any] = {"sft.steps": 130, "sft.stop_at": 1.0, "sft.temperature": 1.0, "optim.steps": 0}
 """Of the warm start, over the preset: on the exact environment, since this judge rejects some gold answers."""
 SETTINGS: Mapping[str, Any] = {
     "env.id": ENV_ID,
