@@ -64,13 +64,14 @@ def test_long_rows_are_measured(run: Run) -> None:
     ("name", "rows"),
     [
         ("engines.py", ["| transformers", "| generate", "| generate_batch"]),
+        ("shared_prompt.py", ["| sample", "| score", "| update"]),
         pytest.param(
             *("async.py", ["| off", "| lag", "| inflight, 1", "| inflight, 2", "| inflight, 2, 2 spare"]),
             marks=[pytest.mark.slow, pytest.mark.ci],
         ),
     ],
 )
-def test_engines_and_overlap_are_measured(run: Run, name: str, rows: list[str]) -> None:
+def test_engines_shared_prompts_and_overlap_are_measured(run: Run, name: str, rows: list[str]) -> None:
     shown = run(name, "--quick")
     assert [line.split(" | ")[0] for line in shown.splitlines()[2:]] == rows
 
