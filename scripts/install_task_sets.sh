@@ -17,6 +17,7 @@ main() {
   install_project verifiers verifiers==0.4.0
   install_project openenv openenv==0.10.0
   install_project gem gem-llm==0.1.0
+  install_project inspect inspect-ai==0.3.285 openai==3.57.0
 }
 
 main "$@"
