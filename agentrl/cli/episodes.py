@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agentrl.cli.command import add_command
+from agentrl.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,10 +25,13 @@ _REPLAY = """examples:
   agentrl replay evals/first
   agentrl replay runs/first --id train-1:7 --tools recorded
   agentrl replay evals/first --regrade --json
+  agentrl replay runs/agent --agent runs/agent
 
 The recorded turns are played again in the environment that the file names. The exit code is 0 if nothing changed, and
 1 otherwise. With --regrade only grades are compared, and tools answer as recorded. A file from somebody else chooses
 an environment and its arguments. Where these could name a file or a module, the command says so and needs --trust.
+
+With --agent the program that played the episodes starts again, in its sandbox. The recorded turns answer its requests.
 """
 _PROBE = """examples:
   agentrl probe evals/first
@@ -50,6 +54,7 @@ def add_commands(commands: Any) -> None:
     replay = add_command(commands, "replay", _replay, "play recorded actions again and report what changes", _REPLAY)
     _episodes_arguments(replay)
     replay.add_argument("--tools", choices=("live", "recorded"), help="run the tools again, or serve recorded answers")
+    replay.add_argument("--agent", type=Path, metavar="SETTINGS", help="start the program of this run or file again")
     replay.add_argument("--regrade", action="store_true", help="compare grades: score with today's grader")
     probe = add_command(commands, "probe", _probe, "audit rewards: find wins that were not earned", _PROBE)
     _episodes_arguments(probe)
@@ -86,10 +91,18 @@ def _replay(arguments: argparse.Namespace) -> int:
 
     regrade, display = arguments.regrade, Display()
     records = named(load(arguments.episodes), arguments.id)
-    tools = arguments.tools or ("recorded" if regrade else "live")
+    if arguments.agent is not None:
+        from agentrl.eval.replay_agent import agent_config, replay_agents
+
+        if regrade or arguments.tools:
+            raise UsageError("an agent's program runs its tools itself: leave out --tools and --regrade")
+        episodes = replay_agents(records, agent_config(arguments.agent))
+    else:
+        tools = arguments.tools or ("recorded" if regrade else "live")
+        episodes = replay(records, tools=tools, trusted=arguments.trust, regrade=regrade, say=display.say)
     replayed: list[Replayed] = []
     with display.phase("replaying", len(records)) as bar:
-        for episode in replay(records, tools=tools, trusted=arguments.trust, regrade=regrade, say=display.say):
+        for episode in episodes:
             replayed.append(episode)
             bar.advance("episodes")
     _show(arguments, str(arguments.episodes), replayed, sections(replayed, regrade=regrade))

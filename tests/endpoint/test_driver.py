@@ -5,12 +5,14 @@ import json
 import os
 import socket
 from collections.abc import Generator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import pytest
 
+from agentrl.cli import main
 from agentrl.endpoint.driver import AgentDriver
 from agentrl.engines.base import Completion, Sampling
 from agentrl.engines.scripted import ScriptedEngine
@@ -20,6 +22,7 @@ from agentrl.rollout.collector import Collected, Collector
 from agentrl.rollout.driver import Driver, StepDriver
 from agentrl.rollout.plan import EpisodeSpec
 from agentrl.rollout.player import EpisodeLimits
+from agentrl.runs.records import write_episodes
 from agentrl.sandboxes.agents import AgentRun
 from agentrl.toolenv.base import Episode, ToolEnv
 from agentrl.toolenv.dialects.bodies import Form
@@ -28,6 +31,7 @@ from agentrl.toolenv.tools.function import FunctionTool, ToolContext
 from agentrl.types import Stop, Task, Trajectory
 
 from ..rollout.conftest import only
+from ..runs.origins import ORIGIN
 
 CALL = '<tool_call>\n{"name": "python", "arguments": {"code": "2+2"}}\n</tool_call>'
 ASK = """
@@ -299,3 +303,39 @@ def test_a_long_prompt_reaches_the_program(renderer: Renderer, sums: str, tmp_pa
     driver = agent(tmp_path, program, env={"P": "\u4e2d" * 30_000})
     _, run = played(play(renderer, sums, driver, ScriptedEngine([renderer.turn("x")])))
     assert run.files["n"] == b"30000", run.output
+
+
+def test_a_program_is_started_again_and_the_first_difference_is_named(
+    renderer: Renderer, tokenizer: Any, sums: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    turns = [renderer.turn(text) for text in (CALL, CALL, "4")]
+    trajectory = only(play(renderer, sums, agent(tmp_path, LOOP), ScriptedEngine(turns)))
+    origin = replace(ORIGIN, env_id=sums, env_args={"dialect": "hermes"}, split="train")
+    write_episodes(tmp_path / "e.jsonl", [trajectory], tokenizer, origin)
+    tokenizer.save_pretrained(tmp_path / "model")
+    options = f'{{command = ["{{python}}", "agent.py"], files = ["{tmp_path}/agent.py"]}}'
+    (tmp_path / "agent.toml").write_text(
+        f'[env]\nid = "{sums}"\nargs = {{dialect = "hermes"}}\n[model]\npath = "{tmp_path}/model"\n'
+        f'[rollout]\nepisode_tokens = 4000\n[rollout.driver]\nname = "agent"\noptions = {options}\n'
+    )
+
+    def replayed(program: str, *more: str) -> tuple[int, Any]:
+        (tmp_path / "agent.py").write_text(ASK + program)
+        code = main(["replay", f"{tmp_path}/e.jsonl", "--agent", f"{tmp_path}/agent.toml", "--json", *more])
+        printed = capsys.readouterr()
+        return code, json.loads(printed.out)[0] if printed.out else printed.err
+
+    code, result = replayed(LOOP)
+    assert (code, result["change"]) == (0, None) and result["now"] == result["recorded"]
+    code, result = replayed(LOOP.replace('"content": "4"', '"content": "5"'))
+    assert code == 1 and (result["change"]["turn"], result["change"]["what"]) == (1, "tool")
+    assert result["change"]["recorded"].split("4")[0] == result["change"]["now"].split("5")[0]
+    code, result = replayed(LOOP + "\nsys.exit(1)")
+    assert code == 1 and [result["change"][name] for name in ("what", "recorded", "now")] == [
+        "end", "terminated", "crashed",
+    ]  # fmt: skip
+    code, result = replayed(LOOP + "\nask(messages)")
+    assert code == 1 and result["change"]["what"] == "fault" and "no more turns" in result["change"]["now"]
+    assert "leave out --tools" in replayed(LOOP, "--regrade")[1]
+    (tmp_path / "agent.toml").write_text(f'[env]\nid = "{sums}"\n')
+    assert "starts no program" in replayed(LOOP)[1]
