@@ -115,7 +115,12 @@ def render(names: Sequence[str], runs: Sequence[RunData], packed: Packed, hint: 
     charts: dict[str, list[Chart]] = {"curve": [], "training": [], "compared": compared(runs) if runs[1:] else []}
     charts |= _charts(runs[0]) if len(runs) == 1 else {}
     page = template("page.html").render(
-        {"outcomes": (), "facts": (), "symptoms": (), "evals": (), "columns": (), "config": ""} | alone,
+        {"outcomes": (), "facts": (), "evals": (), "columns": (), "config": ""} | alone,
+        symptoms=[
+            (f"{_span(onset)} of {run.name}" if runs[1:] else _span(onset), onset.sentence)
+            for run in runs
+            for onset in watched(run.steps).onsets
+        ],
         names=names,
         overview=bool(runs),
         charts=charts,
@@ -152,7 +157,6 @@ def _overview(run: RunData) -> dict[str, object]:
     return {
         "outcomes": [outcome for name, rows in by_env.items() for outcome in _outcomes(rows, name)],
         "facts": _facts(run),
-        "symptoms": [(_span(onset), onset.sentence) for onset in watched(run.steps).onsets],
         "columns": ["step", "split", *["environment"] * any(by_env), *(title for _, title, _ in columns)],
         "evals": [
             [f"{step_of(row):g}", row.get("split", ""), *[env_of(row)] * any(by_env), *_cells(row, columns)]

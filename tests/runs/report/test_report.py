@@ -1,5 +1,6 @@
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.errors import RunFolderError
-from agentrl.runs.report import write_report
+from agentrl.runs.report import write_report, write_view
 from agentrl.types import ToolRun
 
 from .blocks import blocks
@@ -78,6 +79,9 @@ def test_symptoms_are_sentences_with_their_steps(run: Path) -> None:
     page, sentence = read(run), "the last 5 steps taught nothing, at a mean reward of 0.25: all members"
     assert "symptoms" in page.ids
     assert f"From step 7 to 16: {sentence}" in page.text and f"From step 23: {sentence}" in page.text
+    write_view([run, shutil.copytree(run, run.parent / "other")], out := run.parent / "v.html")
+    text = out.read_text(encoding="utf-8")
+    assert all(f"From step 7 to 16 of {name}: {sentence}" in text for name in (run.name, "other"))
 
 
 def test_page_needs_nothing_else(run: Path) -> None:
