@@ -80,10 +80,15 @@ def replay_agents(records: Sequence[Record], config: Config) -> Iterator[Replaye
 
 
 def _change(before: Record, now: Record) -> Change | None:
-    found = parting(before, now)
-    if found is not None:
-        what = _WHAT.get(found.source, found.source)
-        return Change(turn=found.turn, what=what, recorded=found.before + found.a, now=found.before + found.b)
+    token = parting(before, now)
+    if token is not None:
+        what = _WHAT.get(token.source, token.source)
+        return Change(
+            turn=token.turn,
+            what=what,
+            recorded=token.before + token.a,
+            now=token.before + token.b,
+        )
     ends = [record.trajectory.stop.value for record in (before, now)]
     if ends[0] != ends[1]:
         return Change(turn=len(before.trajectory.sampled), what="end", recorded=ends[0], now=ends[1])
