@@ -31,7 +31,8 @@ _TEMPLATE = r"""
 {%- for message in messages %}{% if message.role == 'user' %}{% set asked.last = loop.index %}{% endif %}{% endfor %}
 {%- for message in messages %}
 {%- set text = message.content %}
-{%- if message.role == 'assistant' and loop.index < asked.last %}{% set text = text.split('</think>')[-1].lstrip('\n') %}{% endif %}
+{%- if message.role == 'assistant' and loop.index < asked.last %}
+{%- set text = text.split('</think>')[-1].lstrip('\n') %}{% endif %}
 {{- '<|im_start|>' + message.role + '\n' + text + '<|im_end|>\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}
