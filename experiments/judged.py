@@ -153,7 +153,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     os.environ["AGENTRL_JUDGE"] = f"http://127.0.0.1:{server.server_port}/v1"
     for seed in SEEDS:
-        unit = {"part": "judged", "seed": seed, "settings": {**WARM, **SETTINGS}}
+        unit = {"part": "judged", "seed": seed, "warm": dict(WARM), "settings": dict(SETTINGS)}
         if not rows.has(unit):
             rows.add(unit, curve=learn(seed, display))
     return 0
