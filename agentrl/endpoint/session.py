@@ -187,7 +187,8 @@ class Session:
         position, raw = len(request.items), str(sampled.text)
         self._turns.add(OwnTurn(position=position, raw=raw, thinking=answer.thinking, text=words, calls=answer.calls))
         spoken = Item(role="assistant", texts=(words,) if words else (), thinking=answer.thinking, calls=answer.calls)
-        if "input" in request.body and request.body.get("store") is not False:
+        # Also where the client sends "store": false: Codex names such answers on a connection that stays open.
+        if "input" in request.body:
             self._responses[turn_id] = self._shared((*request.items[request.instructed :], spoken))
         return answer, raw
 
