@@ -214,9 +214,9 @@ class Policy:
     def rows(self) -> tuple[Row, ...]:
         """Return the rows that were recorded, their turns numbered where there are several rows."""
         # A turn that was cancelled, as by a tool's time limit, leaves context behind which nothing was sampled.
-        rows = [row for row in self._rows if row.turns] or self._rows[:1]
+        rows = [row for row in self._rows if row.turns] or [row for row in self._rows[:1] if row.segments]
         if not rows:
-            # Nobody has asked for a turn.
+            # Nobody has asked for a turn, or whoever has asked did not wait for it.
             return (Row((self._renderer.prompt([Message(role="user", content="")]),)),)
         if len(rows) == 1:
             return (Row(tuple(replace(part, turn=None) if part.trained else part for part in rows[0].segments)),)

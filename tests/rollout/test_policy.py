@@ -213,3 +213,11 @@ def test_every_end_is_graded_also_by_who_waits(renderer: Renderer, clean_registr
     assert (answered.stop, answered.rewards, answered.parts) == (Stop.TERMINATED, (1.0,), {"correct": 1.0})
     assert (full.stop, full.rewards, full.parts) == (Stop.TOKEN_LIMIT, (0.5,), {"correct": 0.5})
     assert Graded.stops == [Stop.TERMINATED, Stop.TOKEN_LIMIT]
+
+
+async def test_an_episode_whose_turns_were_all_cancelled_has_a_row(renderer: Renderer) -> None:
+    policy = policy_of(Told([renderer.turn("late"), renderer.turn("x")], wait=100), renderer)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(policy.turn([Message(role="user", content="Hello.")]), 0.1)
+    (row,) = policy.rows()
+    assert [segment.source for segment in row.segments] == ["prompt"] and not policy.rewards
