@@ -279,7 +279,9 @@ def played_by(
     script = tuple(tuple(renderer.turn(text)) for text in turns)
     spec = EpisodeSpec(task_id=task, seed=3, env="a", script=script)
     limits = EpisodeLimits(episode_tokens=100_000)
-    collector = Collector({"a": (env, {"split": split_of(task, 5)})}, renderer, limits=limits, driver=driver)
+    collector = Collector(
+        {"a": (env, {"split": split_of(task, 5), "ahead": 0})}, renderer, limits=limits, driver=driver
+    )
     try:
         collected = asyncio.run(collector.collect([[spec]], ScriptedEngine([]), Sampling(max_tokens=500)))
     finally:
