@@ -1,6 +1,5 @@
 """Agents that people ship, and agents written with their libraries, play an episode in the sandbox: docs/agents."""
 
-import asyncio
 import json
 import tomllib
 from pathlib import Path
@@ -10,17 +9,14 @@ import pytest
 
 from agentrl.config import parse_config
 from agentrl.endpoint.driver import AgentDriver
-from agentrl.engines.base import Sampling
-from agentrl.engines.scripted import ScriptedEngine
 from agentrl.render.renderer import Renderer
-from agentrl.rollout.collector import Collector
-from agentrl.rollout.driver import Driver, StepDriver
-from agentrl.rollout.plan import EpisodeSpec
-from agentrl.rollout.player import EpisodeLimits
+from agentrl.rollout.driver import StepDriver
 from agentrl.toolenv.base import Episode, ToolEnv
 from agentrl.toolenv.registry import make, register
 from agentrl.toolenv.tools.context import ToolContext
-from agentrl.types import Stop, Task, Trajectory
+from agentrl.types import Stop, Task
+
+from .played import play_script
 
 ROOT = Path(__file__).parents[2]
 AGENTS = ROOT / "build" / "agents"
@@ -62,14 +58,8 @@ def test_a_shipped_agent_is_recorded_in_one_row(
     tool, arguments = SHELLS[name]
     call = json.dumps({"name": tool, "arguments": arguments})
     turns = tuple(tuple(renderer.turn(text)) for text in (f"<tool_call>{call}</tool_call>", "It is done."))
-    spec = EpisodeSpec(task_id="0", seed=3, env="a", script=turns)
-    limits = EpisodeLimits(episode_tokens=200_000)
-    collector = Collector({"a": ("test/Copy-v0", {})}, renderer, limits=limits, driver=AgentDriver(**options))
-    collected = asyncio.run(collector.collect([[spec]], ScriptedEngine([]), Sampling(max_tokens=300)))
-    collector.close()
-    (episode,) = collected.groups[0].trajectories
-    assert (episode.stop, episode.ret, len(episode.rows)) == (Stop.TERMINATED, 1.0, 1) and not episode.forks
-    assert tuple(segment.token_ids for segment in episode.sampled) == turns
+    episode = play_script(AgentDriver(**options), renderer, ("test/Copy-v0", {}), "0", turns)
+    assert (episode.stop, episode.ret, len(episode.rows)) == (Stop.TERMINATED, 1.0, 1)
 
 
 @pytest.mark.ci
@@ -87,15 +77,7 @@ def test_an_agent_of_a_library_is_recorded_as_our_own_loop_would(renderer: Rende
     turns = tuple(
         tuple(described.turn(text, answered_by=role)) for text, role in zip(env.gold_turns(task), ends, strict=True)
     )
-    spec = EpisodeSpec(task_id=task.id, seed=3, env="a", script=turns)
-
-    def played(by: Driver) -> Trajectory:
-        limits = EpisodeLimits(episode_tokens=2000)
-        collector = Collector({"a": ("agentrl/Arithmetic-v0", {"level": 1})}, renderer, limits=limits, driver=by)
-        collected = asyncio.run(collector.collect([[spec]], ScriptedEngine([]), Sampling(max_tokens=99)))
-        collector.close()
-        return collected.groups[0].trajectories[0]
-
-    ours, theirs = played(StepDriver()), played(driver)
+    arithmetic = ("agentrl/Arithmetic-v0", {"level": 1})
+    ours, theirs = (play_script(by, renderer, arithmetic, task.id, turns) for by in (StepDriver(), driver))
     assert (theirs.segments, theirs.rewards, theirs.stop) == (ours.segments, ours.rewards, ours.stop)
     assert theirs.messages == ours.messages and not theirs.forks

@@ -1,6 +1,5 @@
 """Harbor's task folders in real containers: gold is rewarded, laziness and hostile solutions are not."""
 
-import asyncio
 import fcntl
 import json
 import os
@@ -16,14 +15,9 @@ import pytest
 
 import agentrl
 from agentrl.endpoint.driver import AgentDriver
-from agentrl.engines.base import Sampling
-from agentrl.engines.scripted import ScriptedEngine
 from agentrl.envs.adapters.harbor.env import SAMPLE, Harbor
 from agentrl.envs.adapters.harbor.host import Host, close_host, shared_host
 from agentrl.render.renderer import Renderer
-from agentrl.rollout.collector import Collector
-from agentrl.rollout.plan import EpisodeSpec
-from agentrl.rollout.player import EpisodeLimits
 from agentrl.sandboxes import SandboxUnavailable
 from agentrl.sandboxes.agents import AgentRun
 from agentrl.sandboxes.docker.engine import OWNER_LABEL, DockerEngine, connect
@@ -31,6 +25,7 @@ from agentrl.sandboxes.docker.image import IMAGE, build_image
 from agentrl.toolenv.tasks import split_of
 from agentrl.types import Stop, Trajectory
 
+from ...endpoint.played import play_script
 from ...endpoint.test_driver import ASK
 
 pytestmark = pytest.mark.docker
@@ -276,19 +271,9 @@ def call(tool: str, **arguments: str) -> str:
 def played_by(
     driver: AgentDriver, renderer: Renderer, task: str, *turns: str, env: str = "agentrl/Harbor-v0"
 ) -> Trajectory:
-    script = tuple(tuple(renderer.turn(text)) for text in turns)
-    spec = EpisodeSpec(task_id=task, seed=3, env="a", script=script)
-    limits = EpisodeLimits(episode_tokens=100_000)
-    collector = Collector(
-        {"a": (env, {"split": split_of(task, 5), "ahead": 0})}, renderer, limits=limits, driver=driver
-    )
-    try:
-        collected = asyncio.run(collector.collect([[spec]], ScriptedEngine([]), Sampling(max_tokens=500)))
-    finally:
-        collector.close()
-    (episode,) = collected.groups[0].trajectories
-    assert tuple(segment.token_ids for segment in episode.sampled) == script and not episode.forks
-    return episode
+    # None is started ahead: other tests count containers.
+    args = {"split": split_of(task, 5), "ahead": 0}
+    return play_script(driver, renderer, (env, args), task, [renderer.turn(text) for text in turns])
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """The adapters of docs/task_sets.md, as they are written there."""
 
-import asyncio
 import json
 import random
 from collections.abc import Callable, Iterator
@@ -11,19 +10,15 @@ from typing import Any
 import pytest
 
 from agentrl.endpoint.driver import AgentDriver
-from agentrl.engines.base import Sampling
-from agentrl.engines.scripted import ScriptedEngine
 from agentrl.errors import FaultRateError, InfrastructureError
 from agentrl.render.renderer import Renderer
-from agentrl.rollout.collector import Collector
-from agentrl.rollout.plan import EpisodeSpec
-from agentrl.rollout.player import EpisodeLimits
 from agentrl.sandboxes.agents import AgentRun
 from agentrl.toolenv.registry import make
 from agentrl.toolenv.tasks import split_of
 from agentrl.types import Stop, Trajectory
 
 from ...conftest import ROOT
+from ...endpoint.played import play_script
 from ...test_docs import importable
 from .conftest import FAKE, HERE, INSTALLED, REAL
 from .hostile import assert_all_are_graded
@@ -99,19 +94,8 @@ def test_inspect_plays_its_samples_with_the_policy(page_files: Path, tokenizer: 
 
     def played(sample: str, *turns: str) -> Trajectory:
         args = {"samples": ["sum", "broken"], "parts": {"match": [0, 1]}, "split": split_of(sample, 5)}
-        script = tuple(tuple(renderer.turn(turn)) for turn in turns)
-        spec = EpisodeSpec(task_id=sample, seed=3, env="a", script=script)
-        limits = EpisodeLimits(episode_tokens=4000)
-        collector = Collector(
-            {"a": ("inspect_env:inspect/Task-v0", args)}, renderer, limits=limits, driver=driver, max_fault_rate=0.4
-        )
-        try:
-            collected = asyncio.run(collector.collect([[spec]], ScriptedEngine([]), Sampling(max_tokens=200)))
-        finally:
-            collector.close()
-        (episode,) = collected.groups[0].trajectories
-        assert tuple(segment.token_ids for segment in episode.sampled) == script and not episode.forks
-        return episode
+        env, script = ("inspect_env:inspect/Task-v0", args), [renderer.turn(turn) for turn in turns]
+        return play_script(driver, renderer, env, sample, script, max_fault_rate=0.4)
 
     call = '<tool_call>\n{"name": "add", "arguments": {"x": 17, "y": 25}}\n</tool_call>'
     for answer, parts in (("42", {"match": 1.0, "graded": 1.0}), ("43", {"match": 0.0, "graded": 1.0})):
