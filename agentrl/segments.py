@@ -155,6 +155,12 @@ def parents_first(rows: Sequence[Row]) -> list[int]:
     return order
 
 
+def shared_length(a: Sequence[object], b: Sequence[object]) -> int:
+    """Return how many items both begin with."""
+    differing = (index for index, (left, right) in enumerate(zip(a, b, strict=False)) if left != right)
+    return next(differing, min(len(a), len(b)))
+
+
 def complete_rows(rows: Sequence[Row]) -> list[tuple[int, ...]]:
     """Return all tokens of each row, those that it inherits included; raises as ``parents_first``."""
     complete: dict[int, tuple[int, ...]] = {}

@@ -1,7 +1,7 @@
 """Train a tiny model whose chat template drops earlier thinking, with histories as that template writes them.
 
 Each task takes two tool calls. Before each the gold player thinks, and the template drops the first thought when the
-second step is asked for. A run costs some four minutes of a core; docs/drivers.md has its curve.
+second step is asked for. A run costs some four minutes of a core.
 """
 
 import argparse

@@ -14,6 +14,7 @@ from agentrl.endpoint.turns import OwnTurn, OwnTurns, calls_of, read_turn
 from agentrl.endpoint.wire import Answer, BadRequestError, Item, Request, ToolSpec, Wire
 from agentrl.errors import EnvContractError
 from agentrl.rollout.policy import Past, Policy, Sampled
+from agentrl.segments import shared_length
 from agentrl.toolenv.dialects import Dialect, get_dialect
 from agentrl.types import Message
 
@@ -202,8 +203,8 @@ class Session:
     def _shared(self, items: tuple[Item, ...]) -> tuple[Item, ...]:
         """Return ``items`` with those that the last history has too as its objects: each request repeats them all."""
         last = next(reversed(self._responses.values()), ())
-        shared = [old for old, _ in takewhile(lambda pair: pair[0] == pair[1], zip(last, items, strict=False))]
-        return (*shared, *items[len(shared) :])
+        shared = shared_length(last, items)
+        return (*last[:shared], *items[shared:])
 
     def _cause(self, label: str, messages: Sequence[Message]) -> str:
         """Guess why a history parts from those before, if it does."""

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 from agentrl.errors import UsageError
 from agentrl.eval.episodes import config_of, load
-from agentrl.eval.pages import Section, shared_length, shorten
+from agentrl.eval.pages import Section, shorten
 from agentrl.eval.paired import Contrast, contrast
 from agentrl.runs.records import EPISODES, Record
 from agentrl.runs.settings import differing
-from agentrl.segments import Row, Segment, turn_positions
+from agentrl.segments import Row, Segment, shared_length, turn_positions
 from agentrl.toolenv.versions import PARTS
 
 _AROUND = 60

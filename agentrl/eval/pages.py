@@ -64,9 +64,3 @@ def write_page(path: Path, title: str, sections: Iterable[Section], charts: "Seq
 def shorten(text: str, longest: int) -> str:
     """Cut a text to so many characters, the last of which is then an ellipsis."""
     return text if len(text) <= longest else text[: longest - 1] + "…"
-
-
-def shared_length(a: Sequence[object], b: Sequence[object]) -> int:
-    """Return how many items both begin with."""
-    differing = (index for index, (left, right) in enumerate(zip(a, b, strict=False)) if left != right)
-    return next(differing, min(len(a), len(b)))

@@ -10,8 +10,9 @@ from typing import Literal
 
 from agentrl.errors import EnvContractError, InfrastructureError, UnknownNameError, UsageError
 from agentrl.eval.episodes import env_call, remake
-from agentrl.eval.pages import Section, shared_length
+from agentrl.eval.pages import Section
 from agentrl.runs.records import Record
+from agentrl.segments import shared_length
 from agentrl.toolenv.base import ToolEnv
 from agentrl.toolenv.tools.function import Tool, ToolContext, ToolError
 from agentrl.types import CutTurn, CutTurns, Message, Stop, ToolRun, Trajectory

@@ -117,12 +117,6 @@ class NextTurn:
         return self.start + sum(len(segment.token_ids) for segment in self.new)
 
 
-def shared_tokens(left: Sequence[int], right: Sequence[int]) -> int:
-    """Return how many tokens two rows share at their beginning."""
-    differs = (index for index, (a, b) in enumerate(zip(left, right, strict=False)) if a != b)
-    return next(differs, min(len(left), len(right)))
-
-
 def after(segments: Sequence[Segment], start: int) -> Iterator[Segment]:
     """Yield the segments, or their parts, that come after ``start`` tokens."""
     for segment in segments:

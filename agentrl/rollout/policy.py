@@ -18,10 +18,10 @@ from agentrl.engines.rng import derive_seed
 from agentrl.errors import TokenLimitError
 from agentrl.render.renderer import Renderer
 from agentrl.render.transcript import Writer
-from agentrl.rollout.growing import GrowingRow, Key, NextTurn, RowTurn, RowTurns, after, shared_tokens
+from agentrl.rollout.growing import GrowingRow, Key, NextTurn, RowTurn, RowTurns, after
 from agentrl.rollout.plan import EpisodeSpec
 from agentrl.rollout.player import Player
-from agentrl.segments import Row, Segment
+from agentrl.segments import Row, Segment, shared_length
 from agentrl.toolenv.base import ToolEnv
 from agentrl.toolenv.tools.context import SubPolicy, ToolError
 from agentrl.types import CutTurn, Message, Stop
@@ -321,7 +321,7 @@ class Policy:
         token_ids = [token for segment in segments for token in segment.token_ids]
         start, ends, parent = 0, False, None
         for index, row in enumerate(self._rows):
-            shared = shared_tokens(row.token_ids, token_ids)
+            shared = shared_length(row.token_ids, token_ids)
             whole = shared == len(row.token_ids) and not row.waits
             # A row without a turn may be left out of the record, so no other may continue it.
             if row.turns and (shared, whole) > (start, ends):

@@ -17,6 +17,7 @@ from agentrl.algos.head import TokenStats, token_stats
 from agentrl.batch import Batch
 from agentrl.models.attention import PackedRows
 from agentrl.models.logits import logit_divisor, softcap_of
+from agentrl.segments import shared_length
 
 _T = TypeVar("_T")
 
@@ -103,12 +104,8 @@ def _forks(batch: Batch) -> list[tuple[int, int, int]]:
     """
     rows = [part.tolist() for part in batch.tokens.split(batch.row_starts.diff().tolist())]
     order = sorted(range(len(rows)), key=rows.__getitem__)
-    forks = [(order[0], order[0], 0)]
-    for before, row in pairwise(order):
-        pairs = zip(rows[before], rows[row], strict=False)
-        shared = next((position for position, (left, right) in enumerate(pairs) if left != right), len(rows[before]))
-        forks.append((before, row, shared))
-    return forks
+    forks = [(before, row, shared_length(rows[before], rows[row])) for before, row in pairwise(order)]
+    return [(order[0], order[0], 0), *forks]
 
 
 def new_tokens(batch: Batch) -> list[tuple[int, int]]:
