@@ -13,7 +13,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import httpx
+import httpx2
 
 from agentrl.endpoint.server import Endpoint
 from agentrl.engines.base import Sampling
@@ -56,7 +56,7 @@ async def compare(renderer: Renderer, turns: int, turn: int, sessions: int) -> N
     endpoint = Endpoint()
     await endpoint.start()
     print(f"{'turn':>6} {'tokens':>8} {'body KB':>8} {'HTTP ms':>8} {'plain ms':>9}")
-    async with httpx.AsyncClient(timeout=600, limits=httpx.Limits(max_connections=sessions)) as client:
+    async with httpx2.AsyncClient(timeout=600, limits=httpx2.Limits(max_connections=sessions)) as client:
         began = time.perf_counter()
         over_http = await asyncio.gather(
             *(
@@ -87,7 +87,7 @@ def policy_of(renderer: Renderer, words: str, turns: int) -> Policy:
 
 
 async def speak(
-    client: httpx.AsyncClient, endpoint: Endpoint, policy: Policy, seed: int, words: str, turns: int
+    client: httpx2.AsyncClient, endpoint: Endpoint, policy: Policy, seed: int, words: str, turns: int
 ) -> list[tuple[float, int]]:
     """Return the seconds of each request, and the bytes of its body."""
     ticket = endpoint.open(policy, "hermes", seed)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
+import httpx2
 
 PATHS = {"chat": "chat/completions", "responses": "responses", "messages": "messages"}
 ENDS = {"chat": "finish_reason", "messages": "stop_reason", "responses": "status"}
@@ -187,7 +187,7 @@ class Client:
     """A client with a session's URL and key."""
 
     def __init__(self, url: str, ticket: Any) -> None:
-        self.http = httpx.AsyncClient(base_url=f"{url}/s/{ticket.name}/v1/", timeout=60)
+        self.http = httpx2.AsyncClient(base_url=f"{url}/s/{ticket.name}/v1/", timeout=60)
         self.http.headers["authorization"] = f"Bearer {ticket.key}"
 
     async def __aenter__(self) -> "Client":
@@ -196,7 +196,7 @@ class Client:
     async def __aexit__(self, *_: object) -> None:
         await self.http.aclose()
 
-    async def post(self, protocol: str, body: Body, **headers: str) -> httpx.Response:
+    async def post(self, protocol: str, body: Body, **headers: str) -> httpx2.Response:
         return await self.http.post(PATHS[protocol], json=body, headers=headers)
 
     async def say(self, protocol: str, body: Body, **headers: str) -> Answered:

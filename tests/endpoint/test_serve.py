@@ -4,7 +4,7 @@ import asyncio
 import socket
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from agentrl.endpoint.driver import ServeDriver
@@ -37,13 +37,13 @@ async def play(renderer: Renderer, agent: Any, **options: Any) -> Trajectory:
     spec = EpisodeSpec(task_id=task.id, seed=7, env="a", script=(turn,))
     driver = ServeDriver(port=port, key=KEY, **options)
     collector = Collector({"a": ENV}, renderer, limits=EpisodeLimits(episode_tokens=900), driver=driver)
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+    async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
         playing = asyncio.create_task(collector.collect([[spec]], ScriptedEngine([]), Sampling(max_tokens=99)))
         while True:
             try:
                 answer = await client.post("/sessions", json={}, headers={"x-api-key": KEY})
                 break
-            except httpx.ConnectError:
+            except httpx2.ConnectError:
                 await asyncio.sleep(0.05)
         await agent(client, answer.json())
         collected = await playing
@@ -52,7 +52,7 @@ async def play(renderer: Renderer, agent: Any, **options: Any) -> Trajectory:
     return episode
 
 
-async def solve(client: httpx.AsyncClient, session: dict[str, Any]) -> None:
+async def solve(client: httpx2.AsyncClient, session: dict[str, Any]) -> None:
     """Send one request, and end with a file."""
     headers = {"authorization": f"Bearer {session['key']}"}
     messages = [{"role": "user", "content": session["prompt"]}]
@@ -73,7 +73,7 @@ def test_an_agent_elsewhere_plays_an_episode(renderer: Renderer) -> None:
 
 
 def test_an_agent_that_never_ends_has_a_time_limit(renderer: Renderer) -> None:
-    async def leave(client: httpx.AsyncClient, session: dict[str, Any]) -> None:
+    async def leave(client: httpx2.AsyncClient, session: dict[str, Any]) -> None:
         """Take the task and go."""
 
     episode = asyncio.run(play(renderer, leave, seconds=0.2))

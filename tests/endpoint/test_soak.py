@@ -6,7 +6,7 @@ import random
 from itertools import count
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 
 from agentrl.endpoint.server import Endpoint
@@ -84,8 +84,8 @@ class Player:
                 retry = asyncio.create_task(self.client.post(self.protocol, body))
                 answers = await asyncio.gather(attempt, retry, return_exceptions=True)
                 # One has ended the other, whichever came first; a stream that is ended is cut off.
-                assert all(isinstance(answer, httpx.Response | httpx.TransportError) for answer in answers)
-                arrived = [answer for answer in answers if isinstance(answer, httpx.Response) and answer.is_success]
+                assert all(isinstance(answer, httpx2.Response | httpx2.TransportError) for answer in answers)
+                arrived = [answer for answer in answers if isinstance(answer, httpx2.Response) and answer.is_success]
                 self.delivered += [read_text(self.protocol, body, answer.text) for answer in arrived]
                 answer = self.delivered[-1]
                 assert arrived
