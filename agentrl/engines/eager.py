@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from agentrl.engines.rng import uniforms
-from agentrl.models.cache import CachedRows, RowCache
+from agentrl.models.cache import CachedRows, RowCache, longest_short
 from agentrl.models.linear import LANES
 from agentrl.models.logits import logits_of
 
@@ -38,7 +38,7 @@ class EagerStep:
 
     def forget(self) -> None:
         """Drop all cached keys and values, and their memory."""
-        self._cache = RowCache(self._rows)
+        self._cache = RowCache(self._rows, longest_short(self._model.device))
 
     @torch.inference_mode()
     def copy_prefix(self, source: int, target: int, length: int) -> None:

@@ -8,6 +8,7 @@ m tokens over n.
 """
 
 from dataclasses import dataclass
+from inspect import signature
 from itertools import pairwise
 from typing import Any
 
@@ -20,6 +21,15 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from agentrl.errors import ConfigError
 from agentrl.models.native import NativeRows, computes
+
+try:
+    from torch.nn.attention.varlen import varlen_attn
+
+    # PyTorch 2.10 has it without scales, windows and shared keys.
+    if "enable_gqa" not in signature(varlen_attn).parameters:
+        varlen_attn = None
+except ImportError:
+    varlen_attn = None
 
 NAME = "agentrl"
 _SIMILAR, _SLACK = 0.75, 16
@@ -45,7 +55,9 @@ class How:
 
 
 class PackedRows:
-    """Rows laid end to end, each attending causally to itself only: in C where that can be, and elsewhere by PyTorch.
+    """Rows laid end to end, each attending causally to itself only.
+
+    A CPU computes them in C where it can, and a GPU by FlashAttention where it can; elsewhere they attend in buckets.
 
     Args:
         row_starts: int64 [R+1], offsets of the rows in the pack.
@@ -59,22 +71,77 @@ class PackedRows:
             source = torch.arange(int(row_starts[-1]), device=row_starts.device)
         self._rows = row_starts, source
         self._native: NativeRows | None = None
+        self._varlen: VarlenRows | None = None
         self._bucketed: BucketedRows | None = None
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, how: How) -> Tensor:
-        """Attend, in C or by PyTorch, whose results differ by rounding.
+        """Attend by the fastest way that there is; results of different ways differ by rounding.
 
         One layer: ``query`` [T, H, D], ``key`` and ``value`` [T, K, D] to [T, H, D].
         """
         if computes(query.device, query.dtype):
             self._native = self._native or NativeRows(*self._rows)
             return self._native.attend(query, key, value, scale=how.scale, window=how.window, softcap=how.softcap)
+        if attends_at_once(query, how):
+            self._varlen = self._varlen or VarlenRows(*self._rows)
+            return self._varlen.attend(query, key, value, how)
         self._bucketed = self._bucketed or BucketedRows(*self._rows)
         return self._bucketed.attend(layer, query, key, value, how)
 
 
+def attends_at_once(query: Tensor, how: How) -> bool:
+    """Return True if PyTorch's FlashAttention takes rows of different length: on a GPU since Ampere, in 16 bits."""
+    if varlen_attn is None or query.device.type != "cuda" or query.dtype not in (torch.bfloat16, torch.float16):
+        return False
+    return how.softcap is None and query.shape[-1] <= 256 and torch.cuda.get_device_capability(query.device) >= (8, 0)
+
+
+class VarlenRows:
+    """:class:`PackedRows` by FlashAttention: all rows at once, without padding.
+
+    Each token is a query once, in the row that computes it. A row's own tokens are its last ones, so the rows' queries,
+    one row after the other, are the pack as it is. Only keys that rows share are copied.
+
+    Args:
+        row_starts: as of ``PackedRows``.
+        source: as of ``PackedRows``.
+    """
+
+    def __init__(self, row_starts: Tensor, source: Tensor) -> None:
+        lengths = row_starts.diff()
+        # Tokens are numbered in the order in which they first appear: a new token exceeds all before it.
+        own = source > pad(source.cummax(0).values[:-1], (1, 0), value=-1)
+        counts = pad(own.cumsum(0), (1, 0))[row_starts].diff()
+        # A row that begins another one has no token of its own, and asks nothing.
+        asks = counts > 0
+        counts, kept_lengths = counts[asks], lengths[asks]
+        self._query_starts, self._key_starts = (pad(n.cumsum(0), (1, 0)).int() for n in (counts, kept_lengths))
+        self._most_queries, self._most_keys = int(counts.max()), int(kept_lengths.max())
+        keys = source[asks.repeat_interleave(lengths)]
+        self._keys = None if _consecutive(keys) else keys
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, how: How) -> Tensor:
+        """Attend as ``PackedRows`` does; queries and keys of a row end at the same token."""
+        assert varlen_attn is not None
+        if self._keys is not None:
+            key, value = key.index_select(0, self._keys), value.index_select(0, self._keys)
+        out: Any = varlen_attn(
+            query,
+            key,
+            value,
+            self._query_starts,
+            self._key_starts,
+            self._most_queries,
+            self._most_keys,
+            scale=how.scale,
+            window_size=(-1 if how.window is None else how.window - 1, 0),
+            enable_gqa=True,
+        )
+        return out
+
+
 class BucketedRows:
-    """:class:`PackedRows` by PyTorch.
+    """:class:`PackedRows` by PyTorch's ordinary attention.
 
     Short rows attend in padded batches of similar length. A long row attends by itself, without padding or copies, and
     tokens that an earlier row has computed are only keys in it.

@@ -1,7 +1,8 @@
 """The engine's keys and values, and attention over them.
 
-Rows that generate, one new token each, attend in one batch while they are short. Longer ones, and rows with more new
-tokens, such as a prompt or a tool's answer, attend one by one. On a CPU a token's result has the same bits either way.
+Rows that generate, one new token each, attend in one batch while they are short; on a GPU all rows are short. Longer
+ones, and rows with more new tokens, such as a prompt or a tool's answer, attend one by one. On a CPU a token's result
+has the same bits either way.
 
 Legend: T new tokens of a step, B rows in the batch, H query heads, K key heads, G = H/K, D head size, n new tokens of
 one row, L keys.
@@ -54,24 +55,33 @@ def padded_keys(length: int) -> int:
     return blocks * SHORT + next(size for size in key_sizes() if rest < size)
 
 
+def longest_short(device: torch.device) -> int:
+    """Return the most tokens of a row that attends beside others: a GPU trades memory for larger steps."""
+    return SHORT if device.type == "cpu" else 1 << 30
+
+
 class RowCache:
     """Keys and values of many rows; memory follows the tokens that they hold.
 
     Short rows share a tensor [rows, 2, K, capacity, D] per layer, so that many of them can attend at once. A row that
     outgrows it has a tensor [2, K, capacity, D] of its own. Both are made when the layer first attends, since K and D
     may differ by layer.
+
+    Args:
+        rows: that it has room for.
+        short: most tokens of a short row.
     """
 
-    def __init__(self, rows: int) -> None:
-        self._rows = rows
+    def __init__(self, rows: int, short: int = SHORT) -> None:
+        self._rows, self.short_tokens = rows, short
         self._capacity = 0
         self._short: dict[int, Tensor] = {}
         self._long: dict[tuple[int, int], Tensor] = {}
 
     def reserve(self, length: int) -> None:
         """Make room for short rows of ``length`` tokens, keeping what is cached; longer ones get theirs in ``row``."""
-        if min(length, SHORT) > self._capacity:
-            self._capacity = min(length, SHORT)
+        if min(length, self.short_tokens) > self._capacity:
+            self._capacity = min(length, self.short_tokens)
             self._short = {layer: _grown(store, self._capacity) for layer, store in self._short.items()}
 
     def short(self, layer: int, key: Tensor) -> Tensor:
@@ -94,7 +104,7 @@ class RowCache:
         for layer, short in self._short.items():
             held = self._long.get((layer, source), short[source])[:, :, :length]
             self._long.pop((layer, target), None)
-            if length > SHORT:
+            if length > self.short_tokens:
                 self._long[layer, target] = held.clone()
             else:
                 short[target, :, :, :length] = held
@@ -130,8 +140,8 @@ class CachedRows:
         """Index in T of the last new token of each row."""
         all_rows = list(zip(rows, begins, counts, ends, strict=False))
         # Cache row, index in T of the first new token, number of new tokens, and length of the row with them.
-        self._alone = [row for row in all_rows if row[2] > 1 or row[3] > SHORT]
-        batch = [row for row in all_rows if row[2] == 1 and row[3] <= SHORT]
+        self._alone = [row for row in all_rows if row[2] > 1 or row[3] > cache.short_tokens]
+        batch = [row for row in all_rows if row[2] == 1 and row[3] <= cache.short_tokens]
         self._rows = self._indices(row for row, *_ in batch)
         self._last = self._indices(end - 1 for *_, end in batch)
         # Where all tokens are the batch's own, a slice takes them without a copy.

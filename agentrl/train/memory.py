@@ -221,9 +221,9 @@ def _cached_tokens(config: Config) -> int:
     """Return the tokens that the engine's cache has room for when every row is as long as an episode can be."""
     rows = int(_option(config, "slots", config.rollout.concurrency))
     longest = padded_keys(config.rollout.episode_tokens)
-    if config.engine.name != "transformers":
-        return rows * longest
     device, dtype = torch.device(config.model.device), getattr(torch, config.model.dtype)
+    if config.engine.name != "transformers" or device.type != "cpu":
+        return rows * longest
     if config.engine.options.get("native", True) and computes(device, dtype):
         return rows * max(FEWEST, config.rollout.episode_tokens)
     # A row that outgrows those that lie together has a store of its own, which grows by half at least.

@@ -21,7 +21,16 @@ from agentrl.batch import Batch
 from agentrl.engines import make_engine
 from agentrl.engines.eager import EagerStep
 from agentrl.engines.rng import uniforms
-from agentrl.models.attention import How, PackedRows, additive_mask, masked, same_heads
+from agentrl.models.attention import (
+    BucketedRows,
+    How,
+    PackedRows,
+    VarlenRows,
+    additive_mask,
+    attends_at_once,
+    masked,
+    same_heads,
+)
 from agentrl.models.cache import key_sizes, query_multiple
 from agentrl.models.load import cast_copy, load_model, make_repeatable
 from agentrl.models.lora import add_adapters, merged
@@ -224,6 +233,30 @@ def odd_masks(bench: Bench) -> Answer:
     return {"largest difference, that of float32 times 1000": worst}, worst < 0.05
 
 
+def rows_at_once(bench: Bench) -> Answer:
+    """Attend over rows that share tokens, all at once in bfloat16, beside one by one in float64; gradients too."""
+    # A long row, one that begins it, a short row, and one that forks from the first.
+    tokens = (range(1300), range(200), range(1300, 1307), [*range(900), *range(1307, 1407)])
+    starts = torch.tensor([0, *map(len, tokens)]).cumsum(0)
+    source = torch.tensor([token for row in tokens for token in row])
+    draws = [torch.randn(1407, heads, 64) for heads in (8, 2, 2)]
+    far: dict[str, float] = {}
+    for window in (None, 100):
+        results: list[list[Tensor]] = []
+        for dtype, kind in ((torch.bfloat16, VarlenRows), (torch.float64, BucketedRows)):
+            inputs = [part.to(bench.device).bfloat16().to(dtype).requires_grad_() for part in draws]
+            plan: Any = kind(starts.to(bench.device), source.to(bench.device))
+            how = How(scale=0.125, window=window)
+            if not attends_at_once(inputs[0].bfloat16(), how):
+                return "not here", None
+            out = plan.attend(*inputs, how) if kind is VarlenRows else plan.attend(0, *inputs, how)
+            results.append([out, *torch.autograd.grad(out.double().sin().sum(), inputs)])
+        far[f"window {window}"] = max(
+            float((mine.double() - true).norm() / true.norm()) for mine, true in zip(*results, strict=True)
+        )
+    return far, max(far.values()) < 0.02
+
+
 def adapters(bench: Bench) -> Answer:
     """Train adapters that were added to a model on the device, and merge them."""
     if find_spec("peft") is None:
@@ -298,6 +331,7 @@ QUESTIONS: dict[str, tuple[str, Callable[[Bench], Answer]]] = {
     "auto is Triton on a GPU": ("the same bits", triton_chosen),
     "attention's kernels": ("never the slow one alone", backends),
     "odd masks": ("right in both types", odd_masks),
+    "rows at once": ("within 2% of float64, as bfloat16 rounds", rows_at_once),
     "adapters": ("on the device", adapters),
     "the engine's copy": ("bfloat16, its buffers float32", buffers),
     "steps in C": ("refused, and PyTorch's taken", native),

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -18,6 +19,7 @@ from agentrl.algos.head import token_stats
 from agentrl.batch import Batch
 from agentrl.config import load_config
 from agentrl.engines import make_engine
+from agentrl.models import attention
 from agentrl.models.load import cast_copy
 from agentrl.models.lora import add_adapters
 from agentrl.train.learner import Learner, checkpoint_layers
@@ -28,9 +30,12 @@ from .bench import GIB, SEED, Bench, Row, batch_of, learner_of, policy, random_b
 
 ROOT = Path(__file__).resolve().parents[2]
 UPDATES = {
-    "0.6B": [(1, 4096, False), (16, 1024, False), (1, 16_384, False), (1, 16_384, True), (1, 65_536, True)],
+    "0.6B": [
+        (1, 4096, False), (16, 1024, False), (64, 256, False), (1, 16_384, False), (1, 16_384, True), (1, 65_536, True),
+        (1, 131_072, True),
+    ],
     "4B": [(1, 4096, True), (16, 1024, True), (1, 16_384, True), (1, 65_536, True)],
-}
+}  # fmt: skip
 """Rows, tokens of each, and whether activations are computed again; what keeps them comes first."""
 
 
@@ -95,8 +100,20 @@ def update(bench: Bench) -> None:
                 checkpoint_layers(model)
             size = max(8, length // 256) if bench.quick else length
             what = f"{shape}{', adapters' if shape == '4B' else ''}, {rows} x {size}{', recomputed' if again else ''}"
-            bench.measure(what, partial(one_update, bench, learner, random_batch(rows, size, model.config.vocab_size)))
+            batch = random_batch(rows, size, model.config.vocab_size)
+            bench.measure(what, partial(one_update, bench, learner, batch))
+            if rows > 1 and not again:
+                bench.measure(f"{what}, in buckets", partial(in_buckets, partial(one_update, bench, learner, batch)))
         del model, learner
+
+
+def in_buckets(work: Callable[[], Row]) -> Row:
+    """Do without the kernel that takes rows of different length at once."""
+    kernel, attention.varlen_attn = attention.varlen_attn, None
+    try:
+        return work()
+    finally:
+        attention.varlen_attn = kernel
 
 
 def one_update(bench: Bench, learner: Learner, batch: Batch) -> Row:
@@ -180,7 +197,7 @@ def kernels(bench: Bench) -> None:
     bench.card()
     tokens, vocabulary = (32, 512) if bench.quick else (8192, 151_936)
     for width in (16, 32) if bench.quick else (1024, 4096):
-        for way in ("auto", "eager", "torch"):
+        for way in ("auto", "eager", "torch", *(["liger"] if find_spec("liger_kernel") and bench.cuda else [])):
             bench.measure(f"d={width}, {way}", partial(head_way, bench, way, tokens, vocabulary, width))
     if not bench.quick:
         # Many small kernels are compiled for these: they get what is left.
@@ -225,6 +242,8 @@ def head_way(bench: Bench, way: str, tokens: int, vocabulary: int, width: int) -
     def score() -> torch.Tensor:
         if way == "eager":
             return head.eager(inputs, all_three=False)
+        if way == "liger":
+            return -head.liger(inputs)()  # the mean of log-probs alone
         form: Any = way
         return token_stats(inputs.hidden, inputs.weight, inputs.targets, form=form).logp
 

@@ -107,17 +107,47 @@ def forked(lengths: tuple[int, ...], shares: bool) -> Tensor:
     return torch.tensor([token for row in rows for token in row])
 
 
-@pytest.mark.parametrize("how", hows(None, 1, 4, 100))
+def varlen_by_softmax(
+    query: Tensor, key: Tensor, value: Tensor, query_starts: Tensor, key_starts: Tensor, *most: int, **options: Any
+) -> Tensor:
+    """FlashAttention's contract for rows of different length: a row's last query sees its last key."""
+    counts, (left, right) = (query_starts.diff(), key_starts.diff()), options["window_size"]
+    assert most == tuple(int(count.max()) for count in counts)
+    assert query_starts.dtype == key_starts.dtype == torch.int32
+    assert (right, options["enable_gqa"]) == (0, True)
+    outs: list[Tensor] = []
+    for q, k, v in zip(
+        *(tensor.split(count.tolist()) for tensor, count in ((query, counts[0]), (key, counts[1]), (value, counts[1]))),
+        strict=True,
+    ):
+        how = How(scale=options["scale"], window=None if left < 0 else left + 1)
+        padded = torch.cat((q.new_zeros(len(k) - len(q), *q.shape[1:]), q))
+        outs.append(attend_densely(starts_of((len(k),)), torch.arange(len(k)), padded, k, v, how)[len(k) - len(q) :])
+    return torch.cat(outs)
+
+
+@pytest.mark.parametrize(
+    ("how", "at_once"),
+    [(how, once) for how in hows(None, 1, 4, 100) for once in (False, True) if not (once and how.softcap)],
+)
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize(
     ("lengths", "shares"), [*itertools.product(RAGGED, [False]), *itertools.product(SHARING, [True])]
 )
 def test_a_pack_and_its_gradients_are_those_of_its_rows(
-    monkeypatch: pytest.MonkeyPatch, lengths: tuple[int, ...], shares: bool, heads: tuple[int, int], how: How
+    monkeypatch: pytest.MonkeyPatch,
+    lengths: tuple[int, ...],
+    shares: bool,
+    heads: tuple[int, int],
+    how: How,
+    at_once: bool,
 ) -> None:
-    """Rows of eight tokens are long here, and attend by themselves, three queries at a time."""
+    """Rows of eight tokens are long here, and attend by themselves, three queries at a time; or all at once."""
     monkeypatch.setattr(attention, "_LONG", 8)
     monkeypatch.setattr(attention, "_QUERIES", 3)
+    if at_once:
+        monkeypatch.setattr(attention, "attends_at_once", lambda _, how: how.softcap is None)
+        monkeypatch.setattr(attention, "varlen_attn", varlen_by_softmax)
     source = forked(lengths, shares)
     inputs = [tensor.requires_grad_() for tensor in random_heads(int(source.max()) + 1, heads)]
     weight = torch.randn(len(inputs[0]), heads[0], 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

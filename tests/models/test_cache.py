@@ -23,18 +23,18 @@ LONG: Talk = (
 
 
 @pytest.mark.parametrize(
-    ("heads", "how", "talk"),
+    ("heads", "how", "talk", "short"),
     [
-        *itertools.product(HEADS, hows(None, 1, 3, 100), [SHORT]),
-        *itertools.product([(4, 2)], hows(None, 3, 600), [LONG]),
+        *itertools.product(HEADS, hows(None, 1, 3, 100), [SHORT], [512]),
+        *itertools.product([(4, 2)], hows(None, 3, 600), [LONG], [512, 1 << 30]),
     ],
 )
-def test_cached_rows_get_what_a_whole_forward_gives(heads: tuple[int, int], how: How, talk: Talk) -> None:
-    """Prompts come in, tokens are generated and a tool answers, in rows with gaps between them."""
+def test_cached_rows_get_what_a_whole_forward_gives(heads: tuple[int, int], how: How, talk: Talk, short: int) -> None:
+    """Prompts come in, tokens are generated and a tool answers, in rows with gaps; on a GPU all rows are short."""
     lengths, steps = talk
     query, key, value = random_heads(sum(lengths.values()), heads)
     offset = dict(zip(lengths, starts_of(tuple(lengths.values())).tolist(), strict=False))
-    cache, have, got = RowCache(6), dict.fromkeys(lengths, 0), torch.zeros_like(query)
+    cache, have, got = RowCache(6, short), dict.fromkeys(lengths, 0), torch.zeros_like(query)
     for step in steps:
         plan = CachedRows(cache, [*step], [have[row] for row in step], [*step.values()], query)
         picked = torch.tensor([offset[r] + have[r] + i for r, count in step.items() for i in range(count)])
