@@ -8,6 +8,7 @@ m tokens over n.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from inspect import signature
 from itertools import pairwise
 from typing import Any
@@ -25,9 +26,10 @@ from agentrl.models.native import NativeRows, computes
 try:
     from torch.nn.attention.varlen import varlen_attn
 
-    # PyTorch 2.10 has it without scales, windows and shared keys.
-    if "enable_gqa" not in signature(varlen_attn).parameters:
+    # PyTorch 2.10 has it without scales and windows; 2.11 shares keys among heads without being asked.
+    if "window_size" not in (_options := signature(varlen_attn).parameters):
         varlen_attn = None
+    _GROUPED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in _options else {}
 except ImportError:
     varlen_attn = None
 
@@ -36,6 +38,8 @@ _SIMILAR, _SLACK = 0.75, 16
 """A row joins a bucket if it has at least this share of the tokens of the bucket's longest row, less that many."""
 _LONG = 1024
 """Tokens from which a row attends by itself."""
+_AT_ONCE = 2048
+"""Most tokens of a row that attends beside others by FlashAttention."""
 _QUERIES = 256
 """Queries that attend at a time where a mask is needed."""
 _HEAD = 16
@@ -82,16 +86,27 @@ class PackedRows:
         if computes(query.device, query.dtype):
             self._native = self._native or NativeRows(*self._rows)
             return self._native.attend(query, key, value, scale=how.scale, window=how.window, softcap=how.softcap)
-        if attends_at_once(query, how):
+        if attends_at_once(query, how) and self._short:
             self._varlen = self._varlen or VarlenRows(*self._rows)
             return self._varlen.attend(query, key, value, how)
         self._bucketed = self._bucketed or BucketedRows(*self._rows)
         return self._bucketed.attend(layer, query, key, value, how)
 
+    @cached_property
+    def _short(self) -> bool:
+        """True where rows do better side by side: for a single long one a Hopper card has a faster kernel."""
+        lengths = self._rows[0].diff()
+        return len(lengths) > 1 and int(lengths.max()) <= _AT_ONCE
+
 
 def attends_at_once(query: Tensor, how: How) -> bool:
-    """Return True if PyTorch's FlashAttention takes rows of different length: on a GPU since Ampere, in 16 bits."""
-    if varlen_attn is None or query.device.type != "cuda" or query.dtype not in (torch.bfloat16, torch.float16):
+    """Return True if PyTorch's FlashAttention takes rows of different length: on a GPU since Ampere, in 16 bits.
+
+    Its gradients differ from run to run, so a run that is to be repeatable does without.
+    """
+    if varlen_attn is None or torch.are_deterministic_algorithms_enabled():
+        return False
+    if query.device.type != "cuda" or query.dtype not in (torch.bfloat16, torch.float16):
         return False
     return how.softcap is None and query.shape[-1] <= 256 and torch.cuda.get_device_capability(query.device) >= (8, 0)
 
@@ -135,7 +150,7 @@ class VarlenRows:
             self._most_keys,
             scale=how.scale,
             window_size=(-1 if how.window is None else how.window - 1, 0),
-            enable_gqa=True,
+            **_GROUPED,
         )
         return out
 
