@@ -127,9 +127,10 @@ class Session:
         messages = self._messages(request.items, dialect)
         cause = "edited" if self.counts["edited"] > edited else self._cause(label, messages)
         attempt = _Attempt(label=label, messages=messages, task=asyncio.current_task(), cause=cause)
-        await self._end_first_attempt(attempt, headers)
+        earlier = list(self._attempts)
         self._attempts.append(attempt)
         try:
+            await self._end_earlier_attempts(attempt, earlier, headers)
             answer, text = await self._sample(wire, request, kind, dialect, tools, attempt, reply)
         finally:
             self._attempts.remove(attempt)
@@ -228,16 +229,18 @@ class Session:
             kind = "title"
         return self._options.kind_of(request, headers, kind) if self._options.kind_of else kind
 
-    async def _end_first_attempt(self, attempt: _Attempt, headers: Mapping[str, str]) -> None:
-        """End the attempt that this one retries: the same history, while the first is still being answered."""
+    async def _end_earlier_attempts(
+        self, attempt: _Attempt, earlier: Sequence[_Attempt], headers: Mapping[str, str]
+    ) -> None:
+        """End the attempts that this one retries: the same history, while they are still being answered."""
         # A library that counts retries says so where it means two samples.
         if headers.get(_RETRIES) == "0":
             return
-        for other in list(self._attempts):
+        for other in earlier:
             if (other.label, other.messages) == (attempt.label, attempt.messages) and other.task is not None:
                 # Of two requests, that of a client which has hung up may be read last: it ends here.
                 await asyncio.sleep(_NOTICED_S)
-                if not other.sampled.is_set() and not other.ended.is_set():
+                if not (other.sampled.is_set() or other.ended.is_set() or other.task.cancelling()):
                     self.counts["retried"] += 1
                     other.task.cancel()
                 await other.ended.wait()

@@ -280,6 +280,21 @@ async def test_a_retry_ends_the_first_attempt(serve: Serve, protocol: str, heade
 
 
 @PROTOCOLS
+async def test_of_retries_at_once_one_is_answered(serve: Serve, protocol: str) -> None:
+    async with serve(["Fine."]) as at:
+        at.policy._engine = slow = Slow(at.engine.turns)
+        asking = [asyncio.create_task(at.client.post(protocol, ask(protocol, "?")))]
+        await until(lambda: at.session._attempts)
+        retried = {"x-stainless-retry-count": "1"}
+        asking += [asyncio.create_task(at.client.post(protocol, ask(protocol, "?"), **retried)) for _ in range(3)]
+        await until(lambda: at.session.counts["retried"] == 3 and len(at.session._attempts) == 1)
+        slow.free = True
+        assert sorted(answer.status_code for answer in await asyncio.gather(*asking)) == [200, 503, 503, 503]
+        assert not +at.policy.forks and len(at.policy.rows()) == 1
+        check(at.policy, slow.asked)
+
+
+@PROTOCOLS
 async def test_parallel_requests_are_rows_side_by_side(serve: Serve, protocol: str) -> None:
     async with serve(["a", "b", "c"]) as at:
         at.policy._engine = slow = Slow(at.engine.turns)
