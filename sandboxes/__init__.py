@@ -27,6 +27,7 @@ from agentrl.sandboxes.base import (
     SandboxUnavailable,
     Session,
 )
+from agentrl.sandboxes.remote.address import PREFIX
 
 BACKENDS = ("auto", "local", "docker")
 """The names of back ends."""
@@ -61,10 +62,11 @@ def open_sandbox(
 
     Args:
         backend: ``local`` isolates with Linux namespaces, ``docker`` with containers; ``auto`` takes the first of them
-            that this machine offers. ``module:name`` is a function of your own, called as ``LocalSandbox`` is, which
-            returns a ``Sandbox``.
+            that this machine offers. ``remote:URL,URL`` uses servers that ``agentrl sandbox serve`` started.
+            ``module:name`` is a function of your own, called as ``LocalSandbox`` is, which returns a ``Sandbox``.
         runtime: Container runtime of the ``docker`` back end, such as ``runsc``; asks for that back end.
-        limits: What each session may use.
+        limits: What each session may use. Servers of ``remote`` must have been started with the same; by default
+            theirs hold.
         ready: Sessions to keep made in advance; ``None`` lets the back end choose, 0 makes none.
         packages: Packages that programs may import beside those of ``rootfs.PACKAGES``, by the names they import them
             by. ``local`` takes them from this interpreter; the image of ``docker`` must have been built with them.
@@ -72,15 +74,22 @@ def open_sandbox(
     Raises:
         SandboxUnavailable: This machine can't isolate programs that way, or a package can't be imported; the message
             names the way out.
-        ValueError: There is no such back end, or it has no runtimes, or ``ready`` is negative.
+        ValueError: There is no such back end, or it takes no ``runtime`` or ``ready``, or ``ready`` is negative.
         ImportError: There is no such module.
         AttributeError: The module has nothing of that name.
         TypeError: What it has takes other arguments, or returns no ``Sandbox``.
     """
     if backend not in BACKENDS and ":" not in backend:
-        raise ValueError(f"no back end is called {backend!r}; choose auto, local or docker, or write module:name")
+        choice = "choose auto, local, docker or remote:URL, or write module:name"
+        raise ValueError(f"no back end is called {backend!r}; {choice}")
     if runtime is not None and backend not in ("auto", "docker"):
         raise ValueError(f"runtime={runtime!r} belongs to the docker back end")
+    if backend.startswith(PREFIX):
+        if ready is not None:
+            raise ValueError("ready belongs to the servers: start them with --ready")
+        from agentrl.sandboxes.remote.client import RemoteSandbox
+
+        return RemoteSandbox(backend, limits=limits, packages=packages)
     limits = limits or Limits()
     if backend not in BACKENDS:
         own = pkgutil.resolve_name(backend)(limits, ready=ready, packages=packages)

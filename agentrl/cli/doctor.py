@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from agentrl.cli.selftest import self_test
 from agentrl.native import Unavailable
@@ -19,6 +19,7 @@ from agentrl.sandboxes import BACKENDS, Limits, Sandbox, SandboxError, SandboxUn
 from agentrl.sandboxes.docker import engine as docker_engine
 from agentrl.sandboxes.docker.image import IMAGE
 from agentrl.sandboxes.host import requirements
+from agentrl.sandboxes.remote.address import PREFIX
 from agentrl.toolenv.tools.python import checked_backend
 
 PACKAGES: Final = ("agentrl", "gymnasium", "torch", "transformers", "docker", "rich", "numpy", "sympy")
@@ -109,7 +110,9 @@ def diagnose(*, sandbox: str | None, say: Callable[[str], None]) -> Diagnosis:
         opened = partial(open_sandbox, "docker", runtime=runtime, limits=_LIMITS, ready=1)
         reports.append(examine(name, facts, opened))
     if sandbox:
-        reports.append(examine(sandbox, {}, partial(open_sandbox, sandbox, limits=_LIMITS, ready=1)))
+        # Servers have limits of their own.
+        options: dict[str, Any] = {} if sandbox.startswith(PREFIX) else {"limits": _LIMITS, "ready": 1}
+        reports.append(examine(sandbox, {}, partial(open_sandbox, sandbox, **options)))
     if sandbox is not None:
         return Diagnosis(packages={}, backends=tuple(reports))
     return Diagnosis(packages=versions(), backends=tuple(reports), decode_step=decode_step())

@@ -93,7 +93,7 @@ class EnvSettings(_Section):
     training and evaluation set it (rollout)."""
     sandbox: Literal["auto", "local", "docker"] | Own = "auto"
     """The back end of all programs, where ``args`` names no other: Linux namespaces, containers, the first of the two
-    that works here, or ``module:name`` for one of your own (rollout)."""
+    that works here, ``remote:URL,URL`` for servers, or ``module:name`` for one of your own (rollout)."""
     mix: dict[EnvName, MixedEnv] = Field(default_factory=dict)
     """Several environments instead of ``id`` and ``args``: a table ``[env.mix.NAME]`` with ``id``, ``args`` and
     ``weight`` for each. A step's tasks are shared out by weight, and each environment is evaluated separately

@@ -17,7 +17,10 @@ PARTS = {
     "renderer": ("render",),
     "player": ("rollout",),
     "grader": ("grading", "grading/latex", "processes"),
-    "sandbox": ("sandboxes", "sandboxes/host", "sandboxes/inside", "sandboxes/docker", "sandboxes/image"),
+    "sandbox": (
+        *("sandboxes", "sandboxes/host", "sandboxes/inside", "sandboxes/docker", "sandboxes/image"),
+        "sandboxes/remote",
+    ),
 }
 """The folders of this package that each version is a hash of, beside ``environment``; folders inside do not count."""
 _GRADERS = ("sympy", "math-verify")

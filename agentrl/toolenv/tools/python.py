@@ -8,6 +8,7 @@ from agentrl.errors import ConfigError, InfrastructureError
 from agentrl.named import resolve
 from agentrl.processes.per_process import PerProcess
 from agentrl.sandboxes import BACKENDS, Counters, Result, Sandbox, SandboxError, Session, open_sandbox
+from agentrl.sandboxes.remote.address import PREFIX, servers_of
 from agentrl.toolenv.tools.function import ToolContext, ToolError, check_limits, cut_middle
 
 
@@ -20,7 +21,8 @@ class PythonTool:
         timeout: seconds of CPU time per call.
         max_chars: characters of output that the model reads; a longer output is cut in the middle.
         packages: packages that the code may import beside the sandbox's usual ones.
-        sandbox: the back end, ``"local"``, ``"docker"`` or ``"module:name"``; empty for that of the run.
+        sandbox: the back end, ``"local"``, ``"docker"``, ``"remote:URL,URL"`` or ``"module:name"``; empty for that of
+            the run.
 
     Raises:
         UnknownNameError: there is no such back end.
@@ -126,9 +128,14 @@ def checked_backend(name: str) -> str:
 
     Raises:
         UnknownNameError: there is no such back end.
-        ConfigError: it can't be imported.
+        ConfigError: it can't be imported, or names no servers.
     """
-    if name:
+    if name.startswith(PREFIX):
+        try:
+            servers_of(name)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+    elif name:
         resolve("sandbox", dict.fromkeys(BACKENDS), name)
     return name
 
@@ -177,7 +184,9 @@ def backend_of(tools: Iterable[object]) -> str:
         sandbox = shared_sandbox(tool.packages, tool.sandbox)
     except SandboxError:  # the first call says why
         return "none"
-    own = name if ":" in (name := tool.sandbox or _backend) else ""
+    name = tool.sandbox or _backend
+    # Where servers are changes nothing of what programs do.
+    own = name if ":" in name and not name.startswith(PREFIX) else ""
     return " ".join(filter(None, [own, sandbox.backend, sandbox.version]))
 
 
