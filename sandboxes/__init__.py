@@ -85,11 +85,7 @@ def open_sandbox(
     if runtime is not None and backend not in ("auto", "docker"):
         raise ValueError(f"runtime={runtime!r} belongs to the docker back end")
     if backend.startswith(PREFIX):
-        if ready is not None:
-            raise ValueError("ready belongs to the servers: start them with --ready")
-        from agentrl.sandboxes.remote.client import RemoteSandbox
-
-        return RemoteSandbox(backend, limits=limits, packages=packages)
+        return _remote(backend, limits, ready, packages)
     limits = limits or Limits()
     if backend not in BACKENDS:
         own = pkgutil.resolve_name(backend)(limits, ready=ready, packages=packages)
@@ -111,6 +107,14 @@ def open_sandbox(
             message = f"no sandbox can be opened here. local: {local}. docker: {docker}"
             raise SandboxUnavailable(message, remedy=local.remedy or docker.remedy) from docker
     return _with(sandbox, packages)
+
+
+def _remote(name: str, limits: Limits | None, ready: int | None, packages: Sequence[str]) -> Sandbox:
+    from agentrl.sandboxes.remote.client import RemoteSandbox
+
+    if ready is not None:
+        raise ValueError("ready belongs to the servers: start them with --ready")
+    return RemoteSandbox(name, limits=limits, packages=packages)
 
 
 def _docker(limits: Limits, runtime: str | None, ready: int | None, packages: Sequence[str]) -> Sandbox:

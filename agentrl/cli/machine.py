@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from agentrl.cli.command import add_command
-from agentrl.errors import UsageError, nearest
+from agentrl.errors import UsageError
 from agentrl.sandboxes import BACKENDS, Limits, open_sandbox
 from agentrl.sandboxes.remote.address import KEY, PREFIX, find_key
 
@@ -92,7 +92,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     from agentrl.sandboxes.remote.server import SandboxServer, serve_until_stopped
 
     key = find_key(arguments.key_file)
-    if arguments.limit < 1 or arguments.silence <= 0:
+    if not (arguments.limit >= 1 and arguments.silence > 0):
         raise UsageError("--limit and --silence must be positive")
 
     def announce(url: str) -> None:
@@ -113,22 +113,14 @@ def _serve(arguments: argparse.Namespace) -> int:
         server = SandboxServer(sandbox, key, limit=arguments.limit, packages=packages, silence_s=arguments.silence)
         try:
             asyncio.run(serve_until_stopped(server, arguments.host, arguments.port, announce))
-        except OSError as error:
-            raise UsageError(f"can't listen on {arguments.host} port {arguments.port}: {error.strerror}") from error
+        except (OSError, OverflowError) as error:
+            raise UsageError(f"can't listen on {arguments.host} port {arguments.port}: {error}") from error
     return 0
 
 
 def _limits(settings: Sequence[str]) -> Limits:
-    limits = dataclasses.asdict(Limits())
-    for setting in settings:
-        name, _, text = setting.partition("=")
-        if name not in limits:
-            raise UsageError(f"there is no limit {name!r}; {nearest(name, limits)}")
-        try:
-            limits[name] = type(limits[name])(text)
-        except ValueError as error:
-            raise UsageError(f"the limit {name} is no number: {text!r}") from error
+    kinds = {name: type(value) for name, value in dataclasses.asdict(Limits()).items()}
     try:
-        return Limits(**limits)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
+        return Limits(**{name: kinds[name](text) for name, _, text in (text.partition("=") for text in settings)})
+    except (KeyError, ValueError) as error:
+        raise UsageError(f"--limits takes NAME=VALUE with the names {', '.join(kinds)}; it got {error}") from error

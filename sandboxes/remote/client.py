@@ -53,7 +53,7 @@ class RemoteSession(Session):
         """Its connection, or the last attempt at one."""
         self._sandbox, self._seed = sandbox, seed
         self._lock = threading.RLock()
-        self._connected = False
+        self._answered = False
         self._queue_s = 0.0
         self._allowed_s = _QUEUE_S
         """Longest time of a call: the server may have to run all cells again."""
@@ -109,9 +109,7 @@ class RemoteSession(Session):
                 made._allowed_s = self._allowed_s
                 ticket = self._counted(order, lambda answer: answer.ticket)
                 assert self.line is not None, "it has answered"
-                opening = Opening(ticket=ticket)
-                self._sandbox.open(self.line.server, opening, made.hold)
-                made._connected = True
+                self._sandbox.open(self.line.server, Opening(ticket=ticket), made.hold)
         except BaseException:
             made.close()
             raise
@@ -153,15 +151,12 @@ class RemoteSession(Session):
             raise
 
     def _ask(self, order: Order, part: Callable[[Answer], T | None]) -> T:
-        """Send an order and return the part of its answer; any fault ends the session."""
+        """Send an order and return the part of its answer; a lost server ends the session."""
         with self._lock:
             if not self._open:
                 raise SandboxClosed("this session is closed")
             try:
-                answer = self._exchange(order)
-                value = part(answer)
-                if answer.error == "SandboxError" or (answer.error is None and value is None):
-                    raise SandboxError(f"the sandbox server could not do it: {answer.message or 'it answers wrongly'}")
+                answer = self._exchange(order, part)
             except ValueError:
                 raise
             except BaseException as error:
@@ -171,27 +166,32 @@ class RemoteSession(Session):
                 if not was_open:
                     raise SandboxClosed("this session was closed during the call") from error
                 raise
-        if value is not None:
+        if (value := part(answer)) is not None:
+            self._answered = True
             return value
         match answer.error:
+            case "SandboxError":
+                # A server whose own sandboxes fail has the fewest sessions, and would attract all.
+                if not self._answered and self.line is not None:
+                    self.line.server.leave_out(answer.message)
+                raise SandboxError(f"the sandbox server could not do it: {answer.message}")
             case "ForkRefused":
                 raise ForkRefused(answer.message)
+            case "OSError" if answer.errno is None:
+                raise TimeoutError(answer.message)
             case "OSError":
-                number = answer.errno
-                if number is None:
-                    raise TimeoutError(answer.message)
-                number = number if number in errno.errorcode else errno.EIO
-                raise OSError(number, os.strerror(number), order.path)
+                number = answer.errno if answer.errno in errno.errorcode else errno.EIO
+                raise OSError(number, os.strerror(number or 0), order.path)
             case _:
                 raise ValueError(answer.message)
 
-    def _exchange(self, order: Order) -> Answer:
-        if not self._connected:
+    def _exchange(self, order: Order, part: Callable[[Answer], object]) -> Answer:
+        if self.line is None:
             asked = time.monotonic()
             self._sandbox.connect(self.hold, self._seed)
-            self._connected, self._queue_s = True, time.monotonic() - asked
+            self._queue_s = time.monotonic() - asked
         assert self.line is not None, "it is connected"
-        return self.line.ask(order, min(self._allowed_s, _LONGEST_S))
+        return self.line.ask(order, part, min(self._allowed_s, _LONGEST_S))
 
 
 class RemoteSandbox(Sandbox):

@@ -3,6 +3,7 @@
 import math
 import socket
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -12,7 +13,7 @@ from pydantic import ValidationError
 
 from agentrl.sandboxes.base import SandboxError, SandboxUnavailable
 from agentrl.sandboxes.remote.address import KEY, missing
-from agentrl.sandboxes.remote.wire import MAX_BYTES, SUBPROTOCOL, Answer, Hello, Opening, Order, Terms
+from agentrl.sandboxes.remote.wire import CLOSE_S, MAX_BYTES, SUBPROTOCOL, Answer, Hello, Opening, Order, Terms
 
 if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection
@@ -77,6 +78,7 @@ class Line:
                     compression=None,
                     proxy=None,
                     open_timeout=OPEN_S,
+                    close_timeout=CLOSE_S,
                     ping_interval=self.server.silence_s / 2,
                     ping_timeout=self.server.silence_s / 2,
                     max_size=MAX_BYTES,
@@ -100,8 +102,8 @@ class Line:
             raise FullError
         return hello.terms
 
-    def ask(self, order: Order, seconds: float) -> Answer:
-        """Send an order and wait so many seconds for its answer.
+    def ask(self, order: Order, part: Callable[[Answer], object], seconds: float) -> Answer:
+        """Send an order and wait so many seconds for an answer that has this part, or an error.
 
         Raises:
             SandboxError: The server, or the way to it, has failed.
@@ -115,10 +117,10 @@ class Line:
         try:
             self._connection.send(text)
             answer = Answer.model_validate_json(self._connection.recv(timeout=seconds))
+            if answer.error is None and part(answer) is None:
+                raise ValueError("it answers wrongly")
         except (OSError, WebSocketException, ValueError) as error:
             raise self._failed(error) from error
-        if answer.error is None and (answer.result, answer.data, answer.ticket) == (None, None, None):
-            raise self._failed(ValueError("it answers nothing"))
         return answer
 
     def cut(self) -> None:

@@ -13,12 +13,12 @@ import platform
 import secrets
 import signal
 import socket
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, get_args
 from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import ValidationError
@@ -26,7 +26,7 @@ from pydantic import ValidationError
 from agentrl.sandboxes.base import Cell, ForkRefused, Sandbox, SandboxError
 from agentrl.sandboxes.host.sessions import WorkerSandbox, WorkerSession
 from agentrl.sandboxes.remote.address import missing
-from agentrl.sandboxes.remote.wire import MAX_BYTES, SUBPROTOCOL, Answer, Hello, Opening, Order, Terms
+from agentrl.sandboxes.remote.wire import CLOSE_S, MAX_BYTES, SUBPROTOCOL, Answer, Fault, Hello, Opening, Order, Terms
 
 if TYPE_CHECKING:
     from websockets.asyncio.server import Server, ServerConnection
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 _POLICY_VIOLATION: Final = 1008
 _CHARS: Final = 2000
+_KINDS: Final[Mapping[Fault, type[Exception]]] = dict(
+    zip(get_args(Fault), (ForkRefused, SandboxError, ValueError, OSError), strict=True)
+)
 
 
 class SandboxServer:
@@ -83,6 +86,7 @@ class SandboxServer:
             compression=None,
             max_size=MAX_BYTES,
             max_queue=1,
+            close_timeout=CLOSE_S,
             ping_interval=self._silence_s / 2,
             ping_timeout=self._silence_s / 2,
             server_header=None,
@@ -156,14 +160,10 @@ class SandboxServer:
                 case _:
                     tickets.append(ticket := await self._branch(session, order.kind == "fork"))
                     return Answer(ticket=ticket)
-        except ForkRefused as error:
-            return Answer(error="ForkRefused", message=str(error)[:_CHARS])
-        except SandboxError as error:
-            return Answer(error="SandboxError", message=str(error)[:_CHARS])
-        except ValueError as error:
-            return Answer(error="ValueError", message=str(error)[:_CHARS])
-        except OSError as error:
-            return Answer(error="OSError", message=(error.strerror or str(error))[:_CHARS], errno=error.errno)
+        except (SandboxError, ValueError, OSError) as error:
+            kind: Fault = next(kind for kind, family in _KINDS.items() if isinstance(error, family))
+            number = error.errno if isinstance(error, OSError) else None
+            return Answer(error=kind, message=str(error)[:_CHARS], errno=number)
 
     async def _branch(self, session: WorkerSession, fork: bool) -> str:
         """Fork or replay a session; return the ticket with which the client takes it over."""

@@ -16,6 +16,11 @@ SUBPROTOCOL: Final = "agentrl-sandbox-1"
 """Name and version of the messages below."""
 MAX_BYTES: Final = 64 * MIB
 """Longest message, either way."""
+CLOSE_S: Final = 2.0
+"""Seconds for which the end of a connection is waited for."""
+
+Fault = Literal["ForkRefused", "SandboxError", "ValueError", "OSError"]
+"""What an answer raises at the client."""
 
 
 class _Message(BaseModel):
@@ -82,6 +87,6 @@ class Answer(_Message):
     result: Annotated[Result, AfterValidator(_finite)] | None = None
     data: bytes | None = None
     ticket: str | None = None
-    error: Literal["SandboxError", "ForkRefused", "ValueError", "OSError"] | None = None
+    error: Fault | None = None
     message: Annotated[str, Field(max_length=2000)] = ""
     errno: int | None = None

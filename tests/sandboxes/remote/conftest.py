@@ -13,7 +13,7 @@ from agentrl.sandboxes import Sandbox
 from agentrl.sandboxes.remote.client import RemoteSandbox
 
 ROOT = Path(__file__).parents[3]
-KEY = "a key of this test, of sufficient length"
+KEY = "a-key-of-sufficient-length"
 
 
 class Served:
@@ -60,6 +60,14 @@ def serve(sandbox: Sandbox) -> Iterator[Serve]:
     yield start
     for server in served:
         server.close()
+
+
+@pytest.fixture(scope="module")
+def served(sandbox: Sandbox) -> Iterator[Served]:
+    """A server for three sandboxes, which no test may harm."""
+    server = Served("--limit", "3", "--ready", "1")
+    yield server
+    server.close()
 
 
 @pytest.fixture
