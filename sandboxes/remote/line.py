@@ -18,7 +18,7 @@ from agentrl.sandboxes.remote.wire import CLOSE_S, MAX_BYTES, SUBPROTOCOL, Answe
 if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection
 
-OPEN_S: Final = 10.0
+OPEN_S: Final = 20.0
 """In which a server must answer at first."""
 
 
@@ -37,7 +37,7 @@ class Server:
     silence_s: float
     """Seconds after which it has failed where it answers no ping."""
     fault: str = ""
-    """How it failed last."""
+    """How it failed; empty where it works."""
     until: float = -math.inf
     """Left out until then, on the monotonic clock."""
 
@@ -69,6 +69,9 @@ class Line:
             from websockets.typing import Subprotocol
         except ModuleNotFoundError as error:
             raise missing(error) from error
+        # Others don't wait for a server that may be dead still.
+        if self.server.fault:
+            self.server.leave_out(self.server.fault)
         try:
             self._connection = self._stack.enter_context(
                 connect(
@@ -98,6 +101,7 @@ class Line:
             if opening.wait and isinstance(error, TimeoutError):
                 raise FullError from error
             raise self._failed(error) from error
+        self.server.fault, self.server.until = "", -math.inf
         if hello.full:
             raise FullError
         return hello.terms
