@@ -3,11 +3,14 @@
 import asyncio
 import json
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -27,9 +30,10 @@ from agentrl.rollout.plan import EpisodeSpec
 from agentrl.rollout.player import EpisodeLimits
 from agentrl.sandboxes import ForkRefused, SandboxClosed, SandboxError, SandboxUnavailable, open_sandbox
 from agentrl.sandboxes.base import Limits
+from agentrl.sandboxes.remote import line
 from agentrl.sandboxes.remote.client import RemoteSandbox
 from agentrl.sandboxes.remote.wire import Hello, Order, Terms
-from agentrl.toolenv.tools.python import close_shared_sandbox, shared_sandbox, use_backend
+from agentrl.toolenv.tools.python import PythonTool, backend_of, close_shared_sandbox, shared_sandbox, use_backend
 
 from ..conformance import outside
 from .conftest import KEY, ROOT, Client, Serve, Served
@@ -130,6 +134,22 @@ def test_a_server_that_falls_silent_is_a_fault_and_is_left_out(serve: Serve, cli
     assert [remote.run("6 * 7").value for _ in range(3)] == ["42"] * 3
     assert f"{stopped.port} left out" in remote.health().detail and remote.health().ok
     assert remote.counters().faults == 1
+
+
+@pytest.mark.slow
+def test_one_session_tries_whether_a_server_is_back(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line, "OPEN_S", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as dead, ThreadPoolExecutor(1) as pool:
+        name = f"remote:http://127.0.0.1:{dead.getsockname()[1]},{served.name.removeprefix('remote:')}"
+        with RemoteSandbox(name, key=KEY) as remote, dead.accept()[0]:
+            remote._servers[0].until = 0.0
+            trying = pool.submit(remote.run, "1")
+            with dead.accept()[0]:
+                assert remote.run("2").value == "2"
+                dead.setblocking(False)
+                with pytest.raises(BlockingIOError):
+                    dead.accept()
+                assert trying.result().value == "1"
 
 
 @pytest.mark.slow
@@ -275,8 +295,10 @@ def test_the_key_is_read_from_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     (tmp_path / "key").write_text(f"{KEY}\n")
     monkeypatch.setenv("AGENTRL_SANDBOX_KEY_FILE", str(tmp_path / "key"))
     use_backend(served.name)
-    with open_sandbox(served.name) as remote:
-        assert remote.run("6 * 7").value == "42"
+    # What is recorded of a run says what its programs ran in, and not where.
+    assert re.fullmatch(r"remote local python [\d.]+ [0-9a-f]{12}", backend_of([PythonTool()]))
+    assert shared_sandbox().run("6 * 7").value == "42"
+    close_shared_sandbox()
     use_backend("auto")
     with pytest.raises(ConfigError, match="write remote:http"):
         use_backend("remote:nowhere")
