@@ -141,7 +141,14 @@ def test_one_session_tries_whether_a_server_is_back(served: Served, monkeypatch:
     monkeypatch.setattr(line, "OPEN_S", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as dead, ThreadPoolExecutor(1) as pool:
         name = f"remote:http://127.0.0.1:{dead.getsockname()[1]},{served.name.removeprefix('remote:')}"
-        with RemoteSandbox(name, key=KEY) as remote, dead.accept()[0]:
+        with (
+            RemoteSandbox(name, key=KEY) as remote,
+            dead.accept()[0],
+            remote.session() as held,
+            remote.session() as more,
+        ):
+            # Whoever looks for the server with the fewest sessions looks at the dead one.
+            assert held.run("1").value == more.run("1").value == "1"
             remote._servers[0].until = 0.0
             trying = pool.submit(remote.run, "1")
             with dead.accept()[0]:
