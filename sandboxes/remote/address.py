@@ -49,7 +49,7 @@ def find_key(path: str = "") -> str:
     return key
 
 
-def missing(error: ModuleNotFoundError) -> SandboxUnavailable:
+def missing() -> SandboxUnavailable:
     """Return the fault that the package websockets is not installed."""
     remedy = "pip install 'agentrl[remote]'"
-    return SandboxUnavailable(f"remote sandboxes need {error.name}: {remedy}", remedy=remedy)
+    return SandboxUnavailable(f"remote sandboxes need websockets: {remedy}", remedy=remedy)

@@ -68,7 +68,7 @@ class Line:
             from websockets.sync.client import connect
             from websockets.typing import Subprotocol
         except ModuleNotFoundError as error:
-            raise missing(error) from error
+            raise missing() from error
         # Others don't wait for a server that may be dead still.
         if self.server.fault:
             self.server.leave_out(self.server.fault)

@@ -76,7 +76,7 @@ class SandboxServer:
             from websockets.asyncio.server import serve
             from websockets.typing import Subprotocol
         except ModuleNotFoundError as error:
-            raise missing(error) from error
+            raise missing() from error
         async with serve(
             self._visit,
             host,

@@ -298,6 +298,13 @@ def test_one_sentence_says_what_to_do(monkeypatch: pytest.MonkeyPatch, name: str
         open_sandbox(name)
 
 
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "websockets", None)
+    monkeypatch.delitem(sys.modules, "websockets.exceptions")
+    with pytest.raises(SandboxUnavailable, match=r"need websockets: pip install 'agentrl\[remote\]'"):
+        RemoteSandbox("remote:http://127.0.0.1:9", key=KEY)
+
+
 def test_the_key_is_read_from_a_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, served: Served) -> None:
     (tmp_path / "key").write_text(f"{KEY}\n")
     monkeypatch.setenv("AGENTRL_SANDBOX_KEY_FILE", str(tmp_path / "key"))
