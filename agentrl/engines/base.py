@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from agentrl.errors import ConfigError
 from agentrl.segments import Swaps
@@ -135,4 +135,17 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Release the engine's resources; it can't be used afterwards. Calling twice is allowed."""
+        ...
+
+
+@runtime_checkable
+class Sleeper(Protocol):
+    """An engine that can leave a GPU to the trainer between playing and new weights."""
+
+    async def sleep(self) -> None:
+        """Free the GPU's memory until ``load_weights``; called when no request runs.
+
+        Raises:
+            InfrastructureError: the engine failed.
+        """
         ...

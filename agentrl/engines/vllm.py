@@ -1,8 +1,8 @@
 """vLLM as the engine: token ids in, ids and log-probs out, computed in processes of its own on a GPU or a CPU.
 
-New weights go through a safetensors file, in memory where ``/dev/shm`` has room, into the running model. On a GPU they
-go through the host too: nothing here has been run on one, and there is no CUDA IPC. vLLM starts from the folder of that
-file, so a vLLM that is started again has the newest weights.
+New weights go the way that ``agentrl.engines.vllm_cards`` chooses: by vLLM's CUDA IPC or NCCL, of which nothing has
+been run yet, or through a safetensors file, in memory where ``/dev/shm`` has room. vLLM starts from the folder of that
+file, so a vLLM that is started again has the newest weights if they came through it.
 """
 
 import asyncio
@@ -12,17 +12,19 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from agentrl.engines import check_cpu_heads
 from agentrl.engines.base import Cache, Completion, Sampling, check_request
+from agentrl.engines.vllm_cards import Copies, choose_backend, engine_cards
 from agentrl.errors import ConfigError, InfrastructureError
 from agentrl.models.load import ROUNDING
 
@@ -45,6 +47,7 @@ _sampling: Any = import_module("vllm.sampling_params")
 _engine: Any = import_module("vllm.v1.engine.async_llm")
 _loggers: Any = import_module("vllm.v1.metrics.loggers")
 _platforms: Any = import_module("vllm.platforms")
+_transfer: Any = import_module("agentrl.engines.vllm_weights")
 
 _COLDEST = 0.01
 """vLLM would silently sample at this temperature where a lower one is asked for."""
@@ -82,13 +85,13 @@ class _Watch(_loggers.StatLoggerBase):
     """A logger that vLLM calls after each of its steps."""
 
     def __init__(self) -> None:
-        self.used, self.preempted, self.heard = 0.0, 0, time.monotonic()
+        self.used, self.preempted, self.heard = dict[int, float](), 0, time.monotonic()
 
-    def record(self, scheduler_stats: Any, iteration_stats: Any, *_: object, **__: object) -> None:
+    def record(self, scheduler_stats: Any, iteration_stats: Any, *_: object, engine_idx: int = 0, **__: object) -> None:
         """Keep the figures of the cache."""
         self.heard = time.monotonic()
         if scheduler_stats is not None:
-            self.used = scheduler_stats.kv_cache_usage
+            self.used[engine_idx] = scheduler_stats.kv_cache_usage
         if iteration_stats is not None:
             self.preempted += iteration_stats.num_preempted_reqs
 
@@ -102,30 +105,44 @@ class VllmEngine:
     An engine serves one event loop. Requests that run while new weights come continue with them, with all keys and
     values computed anew; the versions of a completion say from which token on. If vLLM dies, or hangs for half an hour,
     its requests fail, and the next request starts it again with the newest weights. If it dies once more before it gets
-    new weights, it stays dead.
+    new weights, it stays dead. With weights that came from GPU to GPU there is nothing to start it with: it stays dead.
 
     Args:
         model: a causal language model; its configuration and weights are copied.
         slots: most requests that generate at the same time; further ones wait.
         max_length: most tokens of prompt and completion together.
         memory: share of the GPU's memory, or on a CPU of the machine's, for weights, keys and values.
-        options: further fields of ``vllm.AsyncEngineArgs``.
+        sleep: let ``sleep`` free the GPU's memory, for a trainer on the same GPU.
+        weights_on: device that new weights come on, if it is not the model's.
+        options: further fields of ``vllm.AsyncEngineArgs``, such as ``tensor_parallel_size`` and
+            ``data_parallel_size`` (its number of GPUs is their product) and ``device_ids`` (which GPUs).
 
     Raises:
-        ConfigError: vLLM does not start with this model and these options.
+        ConfigError: there are too few GPUs, or vLLM does not start with this model and these options.
     """
 
     exact = False
     """What is computed beside a request may change its log-probs by rounding, and so a token."""
 
     def __init__(
-        self, model: PreTrainedModel, *, slots: int = 64, max_length: int = 4096, memory: float = 0.3, **options: Any
+        self,
+        model: PreTrainedModel,
+        *,
+        slots: int = 64,
+        max_length: int = 4096,
+        memory: float = 0.3,
+        sleep: bool = False,
+        weights_on: str = "",
+        **options: Any,
     ) -> None:
         config: Any = copy.deepcopy(model.config)
         config.architectures = [type(model).__name__]
         on_cpu = _platforms.current_platform.is_cpu()
         if on_cpu:
             check_cpu_heads(config.get_text_config())
+        self._cards = engine_cards(options, 0 if on_cpu else torch.cuda.device_count())
+        self._device = torch.device(weights_on or model.device)
+        self.backend = choose_backend(self._device, self._cards)
         self._dtype, self._vocab, self._max_length = model.dtype, int(config.vocab_size), max_length
         self.rounding = ROUNDING[model.dtype]
         self._shapes = {name: weights.shape for name, weights in model.named_parameters()}
@@ -134,13 +151,16 @@ class VllmEngine:
         self._folder = tempfile.TemporaryDirectory(prefix="agentrl-vllm-", dir=room)
         config.save_pretrained(self._folder.name)
         self._weights = Path(self._folder.name, "model.safetensors")
-        self._write(model.named_parameters())
+        self._write(self._checked(model.named_parameters(), "cpu"))
         arguments: dict[str, Any] = {
             "model": self._folder.name,
             "dtype": str(model.dtype).removeprefix("torch."),
             "max_num_seqs": slots,
             "max_model_len": max_length,
             "gpu_memory_utilization": memory,
+            "weight_transfer_config": {"backend": self.backend},
+            # vLLM refuses it on a CPU, where it ignores the calls.
+            "enable_sleep_mode": sleep and not on_cpu,
         }
         # vLLM's own Qwen3 leaves out the bias of attention's output without a word, and our tiny model has one.
         if config.model_type == "qwen3" and config.attention_bias:
@@ -148,6 +168,8 @@ class VllmEngine:
         self._arguments = _ALWAYS | arguments | (_ON_CPU if on_cpu else {}) | options
         self._version = 0
         self._may_die, self._closed = True, False
+        self._sleeps, self._asleep = sleep, False
+        self._copies = Copies(options.get("data_parallel_size", 1))
         self._starting = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watch = _Watch()
@@ -160,8 +182,9 @@ class VllmEngine:
 
     @property
     def cache(self) -> Cache:
-        """State of vLLM's cache of keys and values."""
-        return Cache(tokens=self._room, used=self._watch.used, preempted=self._watch.preempted)
+        """State of vLLM's cache of keys and values; of several copies, the share of the fullest one."""
+        used = max(self._watch.used.values(), default=0.0)
+        return Cache(tokens=self._room, used=used, preempted=self._watch.preempted)
 
     async def generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, *, seed: int) -> Completion:
         """Sample a continuation of ``prompt_ids``; see :class:`agentrl.engines.base.Engine`.
@@ -169,12 +192,14 @@ class VllmEngine:
         Raises:
             ConfigError: the prompt is empty or not in the vocabulary, prompt and completion may not fit into
                 ``max_length``, the seed is not in [0, 2⁶³), or the temperature lies between 0 and 0.01.
-            InfrastructureError: vLLM failed, or ended the request before it was complete.
+            InfrastructureError: vLLM failed or sleeps, or ended the request before it was complete.
         """
         check_request(prompt_ids, sampling, seed, vocab=self._vocab, max_length=self._max_length)
         if 0 < sampling.temperature < _COLDEST:
             raise ConfigError(f"vLLM can't sample at temperature {sampling.temperature}: use 0, or {_COLDEST} and more")
-        llm, kinds = await self._alive(), _sampling.RequestOutputKind
+        if self._asleep:
+            raise InfrastructureError("vLLM sleeps: it samples when it has new weights")
+        llm, kinds, rank = await self._alive(), _sampling.RequestOutputKind, self._copies.own()
         params = _sampling.SamplingParams(
             temperature=sampling.temperature,
             max_tokens=sampling.max_tokens,
@@ -192,7 +217,7 @@ class VllmEngine:
         async def sampled() -> tuple[Any, int | None]:
             """Return the completion, and how many of its tokens there are where it is to end before it would."""
             done, heard, end, number = None, 0, None, str(next(self._numbers))
-            async for output in llm.generate(prompt, params, number):
+            async for output in llm.generate(prompt, params, number, data_parallel_rank=rank):
                 (done,) = output.outputs
                 while sampling.watch and end is None and heard < len(done.token_ids):
                     heard += 1
@@ -228,7 +253,7 @@ class VllmEngine:
         )
 
     async def load_weights(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
-        """Load all weights; requests that are running continue with them.
+        """Load all weights; requests that are running continue with them, and if vLLM sleeps, it wakes up.
 
         Raises:
             InfrastructureError: a parameter of the model is missing, a tensor is unknown to it or of another shape, or
@@ -236,21 +261,53 @@ class VllmEngine:
         """
         # Not while vLLM starts, which reads that file.
         async with self._starting:
-            self._write(named_tensors)
-            self._version, self._may_die = version, True
+            in_file = self.backend == "file"
+            tensors = self._checked(named_tensors, "cpu" if in_file else self._device)
+            if in_file:
+                self._write(tensors)
+            self._version, self._may_die = version, in_file
         llm = await self._alive()
         try:
-            # Without a pause a request would be computed with half of the weights. The cache is of the old weights.
-            await self._answered(llm, llm.pause_generation(mode="keep", clear_cache=True))
+            if self._asleep:
+                torch.cuda.empty_cache()  # the trainer's free memory, which vLLM needs now
+                await self._answered(llm, llm.wake_up(["weights"]))
+            else:
+                # Without a pause a request would be computed with half of the weights. The cache is of the old weights.
+                await self._answered(llm, llm.pause_generation(mode="keep", clear_cache=True))
             try:
-                await self._answered(llm, llm.collective_rpc("agentrl_load", args=(str(self._weights),)))
-                await self._answered(llm, llm.update_weight_version(str(version)))
+                await self._answered(llm, asyncio.to_thread(self._send, llm, tensors))
             finally:
-                await self._answered(llm, llm.resume_generation())
+                await self._answered(llm, llm.wake_up(["kv_cache"]) if self._asleep else llm.resume_generation())
+                self._asleep = False
         except Exception as error:  # what a worker raises arrives as a plain Exception
             if not llm.errored:
                 raise InfrastructureError(f"vLLM did not take the weights: {error}") from error
             await self._alive()
+
+    async def sleep(self) -> None:
+        """Free the GPU's memory until new weights come, if the engine was made with ``sleep``; requests end first.
+
+        Raises:
+            InfrastructureError: vLLM failed.
+        """
+        if self._sleeps and not self._asleep:
+            llm = await self._alive()
+            try:
+                # Level 2 discards the weights: it wakes up with new ones.
+                await self._answered(llm, llm.sleep(2, "wait"))
+            except _engine.EngineDeadError as error:
+                raise InfrastructureError("vLLM died before it slept") from error
+            self._asleep = True
+
+    def _send(self, llm: Any, tensors: Mapping[str, Tensor]) -> None:
+        """Send weights; in a thread, since vLLM's trainer side waits for answers that come on the event loop."""
+        assert self._loop is not None
+        # CUDA's current device is a thread's own.
+        with torch.accelerator.device_index(self._device.index):
+            if self._transfer is None:
+                where = self.backend, self._cards, self._weights
+                self._transfer = _transfer.Transfer(llm, self._loop, self._answered, *where)
+            self._transfer.send(tensors, self._version)
 
     def close(self) -> None:
         """End vLLM's processes."""
@@ -264,10 +321,14 @@ class VllmEngine:
     def _start(self) -> None:
         # Its processes end with this one. By name, since vLLM's module for workers is for them alone.
         os.environ["AGENTRL_VLLM_OWNER"] = str(os.getpid())
+        if self.backend == "ipc":
+            # Handles of CUDA's memory are pickled, on their way to processes of our own.
+            os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
         arguments = _vllm.AsyncEngineArgs(**self._arguments)
         self._llm: Any = _engine.AsyncLLM.from_engine_args(arguments, stat_loggers=[self._watching])
         config = self._llm.vllm_config.cache_config
-        self._first, self._room = self._version, int(config.num_gpu_blocks * config.block_size)
+        self._first, self._room = self._version, int(config.num_gpu_blocks * config.block_size) * self._copies.count
+        self._transfer, self._asleep = None, False
         if self._closed:  # meanwhile
             self._llm.shutdown()
 
@@ -303,7 +364,8 @@ class VllmEngine:
                 raise InfrastructureError("the engine is closed")
             if self._llm.errored:
                 if not self._may_die:
-                    raise InfrastructureError("vLLM has died twice with the same weights")
+                    why = "twice with the same weights" if self.backend == "file" else "and its weights are in no file"
+                    raise InfrastructureError(f"vLLM has died {why}: go on from the last checkpoint")
                 self._may_die = False
                 self._llm.shutdown()
                 try:
@@ -312,14 +374,18 @@ class VllmEngine:
                     raise InfrastructureError(f"vLLM died and does not start again: {error}") from error
             return self._llm
 
-    def _write(self, named_tensors: Iterable[tuple[str, Tensor]]) -> None:
-        tensors = {name: tensor.detach().to("cpu", self._dtype).contiguous() for name, tensor in named_tensors}
+    def _checked(self, named_tensors: Iterable[tuple[str, Tensor]], device: str | torch.device) -> dict[str, Tensor]:
+        """Copy all weights to a device, in the engine's type, where they have another one; check that all are there."""
+        tensors = {name: tensor.detach().to(device, self._dtype).contiguous() for name, tensor in named_tensors}
         shapes = {name: tensor.shape for name, tensor in tensors.items()}
         if wrong := shapes.items() ^ self._shapes.items():
             name = min(name for name, _ in wrong)
             raise InfrastructureError(f"of vLLM's weights {name!r} is missing, unknown or of another shape")
+        return tensors
+
+    def _write(self, tensors: Mapping[str, Tensor]) -> None:
         written = self._weights.with_suffix(".new")
-        save_file(tensors, written)
+        save_file(dict(tensors), written)
         written.replace(self._weights)
 
 

@@ -1,4 +1,4 @@
-"""What agentrl adds to vLLM's worker processes: new weights, read from a file into the model that runs.
+"""What agentrl adds to vLLM's worker processes: an end with the process that owns them, and weights from a file.
 
 vLLM imports this module in each worker, before it makes the model.
 """
@@ -6,13 +6,9 @@ vLLM imports this module in each worker, before it makes the model.
 import os
 import select
 import threading
-from collections.abc import Iterable
 from contextlib import suppress
 from importlib import import_module
 from typing import Any
-
-from safetensors.torch import load_file
-from torch import Tensor
 
 # oneDNN would pack the weights of a CPU's model and leave the originals empty: nothing could be loaded into them.
 _platforms: Any = import_module("vllm.platforms")
@@ -32,14 +28,9 @@ if owner := os.environ.get("AGENTRL_VLLM_OWNER"):
     threading.Thread(target=end_with, args=(int(owner),), daemon=True).start()
 
 
+_factory: Any = import_module("vllm.distributed.weight_transfer.factory")
+_factory.WeightTransferEngineFactory.register_engine("file", "agentrl.engines.vllm_weights", "FileEngine")
+
+
 class Extension:
-    """Methods that ``collective_rpc`` calls on a worker."""
-
-    model_runner: Any
-    """The worker's own."""
-
-    def agentrl_load(self, path: str) -> None:
-        """Copy the weights of a safetensors file into the model, in place."""
-        weights: Iterable[tuple[str, Tensor]] = load_file(path).items()
-        # vLLM's reload_weights() would make the layers anew, with the old head where embeddings are tied.
-        self.model_runner.model.load_weights(weights)
+    """Adds no method to vLLM's worker: naming it makes vLLM import this module."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from agentrl.algos.head import TokenStats
 from agentrl.batch import Batch, as_batch
 from agentrl.config import Config
-from agentrl.engines.base import Engine, Sampling
+from agentrl.engines.base import Engine, Sampling, Sleeper
 from agentrl.engines.rng import derive_seed
 from agentrl.errors import ConfigError, InfrastructureError
 from agentrl.models.load import ROUNDING
@@ -140,7 +140,11 @@ class Collecting(RolloutSource):
 
     async def batch(self, number: int) -> StepGroups:
         """Play the groups of step ``number``."""
-        return self._chosen(await self._exact(await self._play(number, self._plan.pick(number))))
+        played = await self._play(number, self._plan.pick(number))
+        # From here to ``published`` nothing is sampled: the trainer may have a GPU that both use.
+        if isinstance(self._engine, Sleeper):
+            await self._engine.sleep()
+        return self._chosen(await self._exact(played))
 
     async def _play(self, number: int, choose: Choose, **options: Any) -> Collected:
         """Play the groups of step ``number``; ``options`` are those of ``Collector.collect``."""

@@ -146,6 +146,11 @@ def check_overlap(config: Config) -> None:
             "run.deterministic=true needs rollout.overlap='off' or 'lag': with 'inflight' the clock decides which "
             "weights sample a token"
         )
+    if config.engine.options.get("sleep") and (config.rollout.overlap.mode != "off" or config.fleet.name != "local"):
+        raise ConfigError(
+            "engine.options.sleep leaves the GPU to a trainer that waits for its groups: set rollout.overlap='off' and "
+            "fleet.name='local', or leave it out"
+        )
     if config.rollout.overlap.spare and not inflight:
         raise ConfigError(
             "rollout.overlap.spare cancels groups by the clock, which needs rollout.overlap='inflight': set it so, or "

@@ -177,8 +177,8 @@ def test_prefixes_are_computed_once(served: Served, monkeypatch: pytest.MonkeyPa
     cached: list[int] = []
     generate = served.engine._llm.generate
 
-    async def watched(*args: Any) -> Any:
-        async for output in generate(*args):
+    async def watched(*args: Any, **options: Any) -> Any:
+        async for output in generate(*args, **options):
             cached.append(output.num_cached_tokens)
             yield output
 
@@ -261,8 +261,8 @@ def test_weights_that_do_not_fit_are_refused(served: Served, wrong: str) -> None
 
 def test_a_worker_that_can_not_load_is_an_infrastructure_fault(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(served.engine, "_write", lambda _: None)
-    monkeypatch.setattr(served.engine, "_weights", Path("/nowhere"))
-    (failed,) = served.run(served.engine.load_weights([], 3))
+    monkeypatch.setattr(served.engine._transfer, "path", Path("/nowhere"))
+    (failed,) = served.run(served.engine.load_weights(served.models[1].named_parameters(), 3))
     assert isinstance(failed, InfrastructureError) and "did not take the weights" in str(failed)
     assert served.ask().version == 3
 

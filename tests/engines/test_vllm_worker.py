@@ -11,7 +11,9 @@ WORKER = """
 import sys, time, types
 platforms = types.ModuleType("vllm.platforms")
 platforms.current_platform = types.SimpleNamespace(is_cpu=lambda: False)
-sys.modules |= {"vllm": types.ModuleType("vllm"), "vllm.platforms": platforms}
+factory = types.ModuleType("vllm.distributed.weight_transfer.factory")
+factory.WeightTransferEngineFactory = types.SimpleNamespace(register_engine=lambda *_: None)
+sys.modules |= {"vllm": types.ModuleType("vllm"), platforms.__name__: platforms, factory.__name__: factory}
 import agentrl.engines.vllm_worker
 print("ready", flush=True)
 time.sleep(5)

@@ -17,7 +17,7 @@ import torch
 
 import agentrl.train.step
 from agentrl.config import load_config
-from agentrl.engines.base import Completion, Sampling
+from agentrl.engines.base import Completion, Engine, Sampling
 from agentrl.errors import ConfigError, FaultRateError, InfrastructureError
 from agentrl.rollout.collected import Collected
 from agentrl.rollout.plan import EpisodeSpec
@@ -226,11 +226,46 @@ def test_an_error_of_later_groups_stops_the_run_at_once(small: Make, mode: str) 
         (("rollout.overlap=inflight", "run.deterministic=true"), "needs rollout.overlap='off' or 'lag'"),
         (("rollout.overlap.spare=1",), "needs rollout.overlap='inflight': set it so"),
         (("rollout.overlap.spare=1", "rollout.overlap=lag"), "needs rollout.overlap='inflight': set it so"),
+        (("engine.options.sleep=true", "rollout.overlap=lag"), "set rollout.overlap='off' and fleet.name='local'"),
+        (("engine.options.sleep=true", "fleet.name=ray"), "set rollout.overlap='off' and fleet.name='local'"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(overrides: Sequence[str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         check_run(load_config(overrides=overrides))
+
+
+class Sleepy(Around):
+    """Notes what it samples, when it sleeps, and when it gets weights."""
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__(engine)
+        self.events = list[str]()
+
+    async def generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, *, seed: int) -> Completion:
+        self.events += ["samples"] * (self.events[-1:] != ["samples"])
+        return await super().generate(prompt_ids, sampling, seed=seed)
+
+    async def load_weights(self, named_tensors: Any, version: int) -> None:
+        self.events.append("loads")
+        await super().load_weights(named_tensors, version)
+
+    async def sleep(self) -> None:
+        self.events.append("sleeps")
+
+
+def test_an_engine_sleeps_while_the_trainer_learns(small: Make) -> None:
+    run = small("rollout.overlap=off")
+    engine = Sleepy(run.parts.engine)
+    trainer = run.on(engine).trainer()
+
+    async def learn() -> None:
+        await trainer.sync(0)
+        for number in (1, 2):
+            await trainer.step(number)
+
+    asyncio.run(learn())
+    assert engine.events == ["loads", *["samples", "sleeps", "loads"] * 2, "samples"], "the last is the probe"
 
 
 def test_an_engine_that_others_disturb_is_refused_in_a_deterministic_run(small: Make) -> None:

@@ -30,7 +30,7 @@ INSTANTS = [
 SETTINGS = ("optim.minibatches=1", "rollout.turn_tokens=4", "rollout.tasks=2", "rollout.group_size=2")
 
 
-OnCore = Callable[[Small], Small]
+OnCore = Callable[..., Small]
 
 
 class DeadError(Exception):
@@ -49,11 +49,13 @@ class Core:
     owner: ClassVar[Any]
     flying: ClassVar[int]
     clock: ClassVar[float] = 0.0
+    sent: ClassVar[dict[str, Any]] = {}
+    """Weights that came by no file."""
     vllm_config = SimpleNamespace(cache_config=SimpleNamespace(num_gpu_blocks=64, block_size=32))
 
     def __init__(self, arguments: Any) -> None:
         self.file = f"{arguments.model}/model.safetensors"
-        self.errored, self.loads, self.calls = False, 0, list[str]()
+        self.errored, self.joined, self.loads, self.calls = False, False, 0, list[str]()
         self.engine = TransformersEngine(copy.deepcopy(Core.model), slots=12, max_length=256)
         self.weights = list(load_file(self.file).items())
         Core.started += 1
@@ -76,7 +78,7 @@ class Core:
         if "died" in self.calls:
             await asyncio.Event().wait()
 
-    async def generate(self, prompt: Any, params: Any, _: str) -> AsyncIterator[Any]:
+    async def generate(self, prompt: Any, params: Any, _: str, **__: object) -> AsyncIterator[Any]:
         if self.errored:
             raise DeadError
         if self.weights:
@@ -96,13 +98,19 @@ class Core:
     async def pause_generation(self, **_: object) -> None:
         await self.at("pause")
 
-    async def collective_rpc(self, *_: object, **__: object) -> None:
+    async def init_weight_transfer_engine(self, _: object) -> None:
+        self.joined = True
+
+    async def start_weight_update(self) -> None:
+        assert self.joined
+
+    async def update_weights(self, _: object) -> None:
         await self.at("load")
 
-    async def update_weight_version(self, version: str) -> None:
+    async def finish_weight_update(self, version: str) -> None:
         await self.at("name")
         self.weights.clear()
-        await self.engine.load_weights(load_file(self.file).items(), int(version))
+        await self.engine.load_weights(list(Core.sent.items()) or load_file(self.file).items(), int(version))
 
     async def resume_generation(self) -> None:
         await self.at("resume")
@@ -111,6 +119,34 @@ class Core:
 
     def shutdown(self) -> None:
         self.errored = True
+
+
+def info(*fields: Any, rank: int = 0) -> tuple[Any, ...]:
+    return (*fields, rank)
+
+
+class Direct:
+    """As the trainer's side of vLLM's CUDA IPC and NCCL."""
+
+    infos: ClassVar[list[tuple[Any, ...]]]
+
+    @classmethod
+    def trainer_init(cls, info: tuple[Any, ...], *, client: Any, source: Any) -> "Direct":
+        Direct.infos.append(info)
+        made = cls()
+        made.client, made.source = client, source
+        client.init_weight_transfer_engine({})
+        return made
+
+    client: Any
+    source: Any
+
+    def send_weights(self) -> None:
+        assert [meta[0] for meta in self.source.metadata()] == [name for name, _ in self.source]
+        self.client.start_weight_update()
+        Core.sent = dict(self.source)
+        self.client.update_weights({})
+        self.client.finish_weight_update()
 
 
 @pytest.fixture
@@ -122,21 +158,43 @@ def on_core(monkeypatch: pytest.MonkeyPatch) -> OnCore:
         "vllm.v1.engine.async_llm": {"AsyncLLM": Core, "EngineDeadError": DeadError, "EngineGenerateError": DeadError},
         "vllm.v1.metrics.loggers": {"StatLoggerBase": object},
         "vllm.platforms": {"current_platform": SimpleNamespace(is_cpu=lambda: False)},
+        "vllm.model_executor.model_loader.reload": {},
+        "vllm.utils.network_utils": {"get_open_port": lambda: 7},
     }
+    transfer = {
+        "base": {
+            **dict.fromkeys(("WeightTransferInitRequest", "WeightTransferUpdateRequest"), SimpleNamespace),
+            "ParamMeta": info,
+        },
+        "ipc_engine": {
+            **{"IPCWeightTransferEngine": object, "IPCTrainerWeightTransferEngine": Direct},
+            "IPCTrainerInitInfo": info,
+        },
+        "nccl_engine": {
+            "NCCLTrainerWeightTransferEngine": Direct,
+            "NCCLTrainerInitInfo": info,
+        },
+    }
+    parts |= {f"vllm.distributed.weight_transfer.{name}": members for name, members in transfer.items()}
+    monkeypatch.delitem(sys.modules, "agentrl.engines.vllm_weights", raising=False)
     for name, members in parts.items():
         module = ModuleType(name)
         module.__dict__.update(members)
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.delitem(sys.modules, "agentrl.engines.vllm", raising=False)
     engine: Any = import_module("agentrl.engines.vllm")
-    monkeypatch.delitem(sys.modules, "agentrl.engines.vllm")
+    for name in ("vllm", "vllm_weights"):
+        monkeypatch.delitem(sys.modules, f"agentrl.engines.{name}")
     monkeypatch.setattr(engine, "_GLANCE_S", 0.005)
     monkeypatch.setattr(engine, "time", SimpleNamespace(monotonic=lambda: Core.clock))
-    Core.started = 0
+    monkeypatch.setattr(Core, "sent", {})
+    Core.started, Core.instants, Direct.infos = 0, [], []
 
-    def put(run: Small) -> Small:
+    def put(run: Small, backend: str = "file") -> Small:
         Core.model = run.parts.model
-        Core.owner = engine.VllmEngine(run.parts.model, slots=12, max_length=256)
+        monkeypatch.setattr(engine, "choose_backend", lambda *_: backend)  # pyright: ignore[reportUnknownLambdaType]
+        monkeypatch.setattr(engine, "engine_cards", lambda *_: [1, 2])  # pyright: ignore[reportUnknownLambdaType]
+        Core.owner = engine.VllmEngine(run.parts.model, slots=12, max_length=256, weights_on="cpu")
         return run.on(Core.owner)
 
     return put
@@ -164,3 +222,13 @@ def test_a_core_that_dies_again_and_again_ends_the_run(small: Make, on_core: OnC
     Core.instants = [("generate", 2)] * 100
     with pytest.raises(FaultRateError, match=r"; the last fault: vLLM (has died twice|failed: the core is dead)"):
         played(on_core(small(*SETTINGS, f"rollout.overlap={mode}")))
+
+
+@pytest.mark.parametrize(("backend", "info"), [("ipc", (0,)), ("nccl", ("127.0.0.1", 7, 3, 0))])
+def test_weights_that_come_by_no_file(small: Make, on_core: OnCore, backend: str, info: tuple[Any, ...]) -> None:
+    run = on_core(small(*SETTINGS, "optim.steps=3"), backend)
+    assert all(result.metrics["logp_diff_max"] < 1e-4 for result in played(run))
+    assert Direct.infos == [info] and Core.sent.keys() == dict(run.parts.model.named_parameters()).keys()
+    Core.instants = [("generate", 2)] * 100
+    with pytest.raises(FaultRateError, match="vLLM has died and its weights are in no file: go on from the last"):
+        played(on_core(small(*SETTINGS), backend))
