@@ -1,8 +1,8 @@
 """A fleet of actors on a Ray cluster: each is a process with environments, their sandboxes and an engine.
 
 Ray places the actors, and transfers groups and weights. It does not run the training loop, which uses the fleet as an
-engine. Weights travel through the host: they are put into the object store once, and each node fetches them from there.
-Transfers from GPU to GPU, by NCCL, are not implemented.
+engine. Weights are put into the object store once, and each node fetches them from there. From a trainer's GPU to those
+of actors they go by NCCL instead, which was not run yet; the store then keeps them for actors that restart.
 
 An actor that dies, alone or with its node, is replaced where there is room; the new one loads the newest weights and
 joins. The groups of the dead actor are retried elsewhere with the same seeds, and so get the same tokens unless the
@@ -10,7 +10,6 @@ weights change meanwhile. Actors end with the process that made the fleet.
 """
 
 import asyncio
-import socket
 import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,19 +21,17 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from agentrl.config import Config
-from agentrl.engines import make_engine
 from agentrl.engines.base import Completion, Sampling
-from agentrl.errors import InfrastructureError, UsageError
-from agentrl.models.load import make_repeatable
+from agentrl.errors import InfrastructureError
 from agentrl.rollout.collected import Collected, joined
 from agentrl.rollout.collector import Collector, Fleet
 from agentrl.rollout.gate import wait_for_enough
 from agentrl.rollout.metrics import sandbox_metrics
 from agentrl.rollout.plan import EpisodeSpec, PlayRequest
+from agentrl.rollout.ray_actor import Actor, broadcast, dist, packed
 from agentrl.rollout.ray_cluster import cause, check_room, connect, errors, gist, ray
 from agentrl.sandboxes import Counters
-from agentrl.toolenv.tools.python import close_shared_sandbox, sandbox_counters, use_backend
-from agentrl.types import Trajectory, flatten
+from agentrl.types import flatten
 
 _RAISED = (errors.RayTaskError, errors.UnserializableException)
 """Errors that an actor's method raised; Ray's other errors mean that the actor has died or is out of reach."""
@@ -44,61 +41,6 @@ _ATTEMPTS = 3
 """How often an actor may die in a row, over the same episodes or while it starts."""
 _CLOSING_S = 10.0
 """How long actors may take to close their environments before they are killed."""
-
-
-class Actor:
-    """Plays and samples in a process of its own, somewhere on the cluster."""
-
-    async def start(self, config: Config, model: PreTrainedModel, options: Mapping[str, Any]) -> tuple[bool, float]:
-        """Make the engine; return its ``exact`` and ``rounding``."""
-        make_repeatable(config.run.deterministic)
-        use_backend(config.env.sandbox)
-        # vLLM takes the weights to the GPU in a process of its own.
-        device = "cpu" if config.engine.name == "vllm" else config.model.device
-        self._engine = make_engine(config.engine.name, model.to(device), options)  # pyright: ignore[reportArgumentType]
-        self._collectors = dict[Any, Collector]()
-        return self._engine.exact, self._engine.rounding
-
-    async def load(self, weights: Mapping[str, tuple[Any, torch.dtype, torch.Size]], version: int) -> None:
-        """Load new weights into the engine: bytes, type and shape of each."""
-        tensors = (
-            (name, torch.from_numpy(data).view(dtype).view(shape)) for name, (data, dtype, shape) in weights.items()
-        )
-        with warnings.catch_warnings(action="ignore"):  # of read-only shared memory, which engines only read
-            await self._engine.load_weights(tensors, version)
-
-    async def generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, seed: int) -> Completion:
-        """Sample a continuation."""
-        return await self._engine.generate(prompt_ids, sampling, seed=seed)
-
-    async def play(
-        self,
-        collector: Sequence[Any],
-        group: Sequence[EpisodeSpec],
-        sampling: Sampling,
-        played: Mapping[int, Trajectory],
-    ) -> tuple[Collected, Counters | None]:
-        """Play a group with a collector from the object store; return the sandboxes' counters too."""
-        [reference] = collector
-        if reference not in self._collectors:
-            fetched = await reference
-            self._collectors.setdefault(reference, fetched)
-        try:
-            request = PlayRequest(specs=[group], sampling=sampling, played=played)
-            collected = await self._collectors[reference].play(request, self._engine)
-        except UsageError as error:  # something that the run's own machine has is missing on this one
-            raise UsageError(f"on {socket.gethostname()}, where an actor of the fleet plays: {error}") from error
-        return collected, sandbox_counters()
-
-    async def greet(self) -> None:
-        """Answer, to show that the actor is alive."""
-
-    async def close(self) -> None:
-        """Close environments and engine."""
-        for collector in self._collectors.values():
-            collector.close()
-        close_shared_sandbox()
-        self._engine.close()
 
 
 @dataclass(slots=True, eq=False)
@@ -128,6 +70,7 @@ class RayFleet(Fleet):
         resources: resources of an actor, by names that the nodes were started with.
         address: address of the cluster; "auto" finds one that this machine belongs to.
         patience: seconds within which actors must start.
+        collective: send weights to all actors at once, by NCCL or gloo; by default where trainer and actors have GPUs.
 
     Raises:
         ConfigError: no cluster is reachable, or it has no room for so many actors, or they don't take the options.
@@ -149,8 +92,11 @@ class RayFleet(Fleet):
         resources: Mapping[str, float] | None = None,
         address: str = "auto",
         patience: float = 600.0,
+        collective: bool | None = None,
     ) -> None:
         self._concurrency, self._patience, self._dtype = config.rollout.concurrency, patience, model.dtype
+        self._collective = model.device.type == "cuda" and gpus >= 1 if collective is None else collective
+        self._device = model.device if self._collective else torch.device("cpu")
         self._disconnect, self._slots = connect(address), list[_Slot]()
         need = {"CPU": cpus, "GPU": gpus, **(resources or {})}
         try:
@@ -159,13 +105,17 @@ class RayFleet(Fleet):
             self._actor = ray.remote(Actor).options(
                 num_cpus=cpus, num_gpus=gpus, resources=resources, max_restarts=0, scheduling_strategy="SPREAD"
             )
-            self._recipe = config, ray.put(model.cpu()), engine_options
+            # From its own GPU, which the broadcast has filled, an actor's vLLM takes the weights by CUDA IPC.
+            arrive = {"weights_on": "cuda:0"} if self._device.type == "cuda" and config.engine.name == "vllm" else {}
+            self._recipe = config, ray.put(model.cpu()), {**engine_options, **arrive}
             self._slots += (_Slot(self._actor.remote()) for _ in range(actors))
             self.exact, self.rounding = self._started()
         except BaseException:
             self.close()
             raise
-        self._weights, self._version = None, None
+        self._weights: Any = None
+        """Puts the newest weights into the object store, and returns their reference."""
+        self._version: int | None = None
         self._probe: tuple[tuple[Any, ...], Completion] | None = None
         """The request that each actor got after the newest weights, and its completion."""
         self._sent = dict[Collector, Any]()
@@ -208,14 +158,39 @@ class RayFleet(Fleet):
         Raises:
             InfrastructureError: a tensor is unknown to the model or of another shape.
         """
-        # The object store holds NumPy arrays as they are, and an actor reads them there; tensors would be pickled.
-        weights = dict[str, tuple[Any, torch.dtype, torch.Size]]()
-        for name, tensor in named_tensors:
-            data = tensor.detach().to("cpu", self._dtype)
-            weights[name] = data.contiguous().view(-1).view(torch.uint8).numpy(), self._dtype, data.shape
-        placed = await asyncio.to_thread(ray.put, weights)
-        self._weights, self._version, self._probe = placed, version, None
-        await asyncio.gather(*(self._send_weights(slot, slot.handle) for slot in self._slots if slot.ready))
+        # A copy: the trainer may change its weights while they are put into the store.
+        tensors = {
+            name: tensor.detach().to(self._device, self._dtype, copy=self._collective).contiguous()
+            for name, tensor in named_tensors
+        }
+        putting = asyncio.create_task(asyncio.to_thread(lambda: ray.put(packed(tensors))))
+        self._weights, self._version, self._probe = putting, version, None
+        ready = [slot for slot in self._slots if slot.ready]
+        if not (self._collective and ready and await self._broadcast(ready, tensors)):
+            await putting
+            await asyncio.gather(*(self._send_weights(slot, slot.handle) for slot in self._slots if slot.ready))
+
+    async def _broadcast(self, slots: Sequence[_Slot], tensors: Mapping[str, Tensor]) -> bool:
+        """Send weights to all actors at once; return False if one of them, or the network between them, has failed."""
+        host, world, version = ray.util.get_node_ip_address(), 1 + len(slots), self._version
+        store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
+        sending = asyncio.to_thread(broadcast, store, 0, world, tensors.values())
+        empty = {name: tensor.to("meta") for name, tensor in tensors.items()}
+        group = world, host, store.port
+        answers = (
+            self._answered(actor, actor.receive.remote(empty, version, self._device.type, rank, *group))
+            for rank, actor in enumerate((slot.handle for slot in slots), 1)
+        )
+        work = [asyncio.ensure_future(part) for part in (sending, *answers)]
+        # Where one fails the others would wait for it.
+        done, waiting = await asyncio.wait(work, return_when=asyncio.FIRST_EXCEPTION)
+        for part in waiting:
+            part.cancel()
+        failures = [error for part in done if (error := part.exception())]
+        if failures:
+            why = gist(failures[0])
+            warnings.warn(f"new weights go through Ray's object store: a broadcast failed ({why})", stacklevel=2)
+        return not failures
 
     async def play(self, collector: Collector, request: PlayRequest) -> Collected:
         """Play groups, each on the actor that has the fewest episodes; ``on_episode`` is called after each group.
@@ -335,8 +310,9 @@ class RayFleet(Fleet):
 
     async def _send_weights(self, slot: _Slot, actor: Any) -> None:
         """Send the newest weights to an actor that is ready."""
+        weights = await self._weights
         try:
-            await self._answered(actor, actor.load.remote(self._weights, self._version))
+            await self._answered(actor, actor.load.remote(weights, self._version))
         except _RAISED as error:
             raise cause(error) from error
         except _LOST:
@@ -374,7 +350,7 @@ class RayFleet(Fleet):
                     await slot.handle.start.remote(*self._recipe)
                     while sent is not self._weights:  # newer weights may come meanwhile, and of the same version
                         sent = self._weights
-                        await slot.handle.load.remote(sent, self._version)
+                        await slot.handle.load.remote(await sent, self._version)
                         if sent is self._weights:
                             await self._check_same(slot.handle)
                 slot.ready = True

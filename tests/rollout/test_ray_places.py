@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,7 +24,7 @@ from agentrl.rollout.plan import EpisodeSpec, PlayRequest
 from agentrl.train.invariants import check_weights_in_use
 
 pytest.importorskip("ray")
-from agentrl.rollout import ray_cluster, ray_fleet
+from agentrl.rollout import ray_actor, ray_cluster, ray_fleet
 
 pytestmark = pytest.mark.ray
 SAID = Completion(token_ids=(5, 6), logprobs=(-1.0, -2.0), finish="length", version=3)
@@ -42,6 +43,7 @@ class Handle:
         self.dead, self.mute, self.loads = dead, False, asyncio.Event()
         self.start, self.load, self.greet = method(self._greet), method(self._load), method(self._greet)
         self.generate, self.play = method(self._generate), method(self._play)
+        self.receive, self.received, self.deaf = method(self._receive), list[Any](), False
         self.says = SAID
         if loads:
             self.loads.set()
@@ -52,6 +54,16 @@ class Handle:
     async def _load(self, weights: Any, version: int) -> None:
         await self.loads.wait()
         self.weights.append((weights, version))
+
+    async def _receive(self, *broadcast: Any) -> None:
+        if self.deaf:
+            raise ray_fleet.errors.RayError("it is gone")
+        actor: Any = ray_actor.Actor()
+        actor._engine = SimpleNamespace(load_weights=self._take)
+        await actor.receive(*broadcast)
+
+    async def _take(self, named_tensors: Any, version: int) -> None:
+        self.received.append((dict(named_tensors), version))
 
     async def _generate(self, *_: object) -> Completion:
         await self._greet()
@@ -70,10 +82,12 @@ class Here:
     """What the fleet needs of the module ``ray``."""
 
     def __init__(self) -> None:
-        self.made, self.dead, self.loads = list[Handle](), False, True
+        self.made, self.stored, self.dead, self.loads = list[Handle](), list[Any](), False, True
         self.kill: Callable[[Handle], object] = lambda _: None
+        self.util = SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1")
 
-    def put(self, _: object) -> object:
+    def put(self, data: Any) -> object:
+        self.stored.append(data)
         return object()
 
     def is_initialized(self) -> bool:
@@ -104,9 +118,9 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Here:
     return here
 
 
-def fleet(here: Here, model: PreTrainedModel, actors: int = 1) -> Any:
+def fleet(here: Here, model: PreTrainedModel, actors: int = 1, **options: Any) -> Any:
     config = parse_config({"rollout": {"concurrency": 4}})
-    return ray_fleet.RayFleet(config, model, {}, actors=actors)
+    return ray_fleet.RayFleet(config, model, {}, actors=actors, **options)
 
 
 WEIGHTS = [("a", torch.zeros(1))]
@@ -129,7 +143,31 @@ async def test_an_actor_that_comes_back_takes_other_weights_of_the_same_version(
     await made.load_weights(WEIGHTS, 3)
     here.made[1].loads.set()
     assert await completion == SAID
-    assert here.made[1].weights[-1] == (made._weights, 3)
+    assert here.made[1].weights[-1] == (await made._weights, 3)
+
+
+@pytest.mark.parametrize("deaf", [False, True])
+async def test_weights_reach_all_actors_at_once_or_else_by_the_store(
+    here: Here, model: Any, deaf: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_actor, "MEETING", timedelta(seconds=0.5 if deaf else 60.0))
+    made = fleet(here, model, actors=3, collective=True)
+    wanted = {"a": torch.randn(300, 7), "b": torch.randn(1), "c": torch.randn(4, 4).T}
+    here.made[1].deaf = deaf
+    with pytest.warns(match="a broadcast failed") if deaf else nullcontext():
+        await made.load_weights(wanted.items(), 3)
+    for actor in here.made[:3]:
+        if not deaf:
+            [(weights, version)] = actor.received
+            assert version == 3 and weights.keys() == wanted.keys() and not actor.weights
+            assert all(torch.equal(weights[name], wanted[name]) for name in wanted)
+    assert [len(actor.weights) for actor in here.made] == [int(deaf)] * 3
+    # The store has them too, for an actor that comes back, whatever the trainer makes of its own meanwhile.
+    here.made[0].dead = True
+    wanted["a"].zero_()
+    await made.generate((1,), Sampling(), seed=0)
+    await until(lambda: len(here.made) == 4 and here.made[3].weights)
+    assert float(abs(torch.from_numpy(here.stored[-1]["a"][0]).view(torch.float32)).sum()) > 0
 
 
 @pytest.mark.parametrize("why", ["no head node", "it took longer than 0.02 seconds"])

@@ -175,6 +175,7 @@ def world(cluster: Any, warm: Path, tmp_path_factory: pytest.TempPathFactory) ->
         (folder / f"{name}.py").write_text(text)
     (folder / "run.toml").write_text(ARITHMETIC.replace("steps = 90", "steps = 0"))
     settings = [f"model.path={warm}", *messages_of(folder), "rollout.concurrency=4", *on(cluster)]
+    settings.append("fleet.options.collective=true")  # the run of the last test has its weights from the store
     config = load_config(path=folder / "run.toml", overrides=settings)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
@@ -205,6 +206,7 @@ def test_actors_play_what_one_process_plays(world: World) -> None:
     assert (world.fleet.exact, world.fleet.rounding) == (world.parts.engine.exact, world.parts.engine.rounding)
     locally, on_ray = world.runner.run(world.local(3, 1.0)), world.runner.run(world.collect(world.fleet))
     assert untimed(on_ray) == untimed(locally)
+    assert world.runner.run(world.fleet._broadcast(world.fleet._slots, dict(world.weights(1.0)))), "not by the store"
     assert on_ray.sandbox["sandbox_ok"] > 5, "tools must run, or nothing is shown"
     assert len(world.seen("node") - {"None"}) == 2, "each plays some"
 
