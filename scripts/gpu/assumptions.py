@@ -1,11 +1,13 @@
 """The piece that asks whether what the code takes for granted holds on the device: each row has what was expected."""
 
+import asyncio
 import copy
 import os
 import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from agentrl.algos.head import token_stats
 from agentrl.batch import Batch
 from agentrl.engines import make_engine
+from agentrl.engines.base import Completion, Sampling
 from agentrl.engines.eager import EagerStep
 from agentrl.engines.rng import uniforms
 from agentrl.models.attention import (
@@ -32,13 +35,14 @@ from agentrl.models.attention import (
     same_heads,
 )
 from agentrl.models.cache import key_sizes, query_multiple
-from agentrl.models.load import cast_copy, load_model, make_repeatable
+from agentrl.models.load import ROUNDING, cast_copy, load_model, make_repeatable
 from agentrl.models.lora import add_adapters, merged
 from agentrl.models.tiny import make_model, make_tokenizer
+from agentrl.rollout.ray_actor import broadcast, dist
 from agentrl.train.learner import Learner
 from agentrl.train.metrics import peak_flops
 
-from .bench import Bench, Row, halved, learner_of, texts
+from .bench import GIB, Bench, Row, batch_of, halved, learner_of, texts
 
 Answer = tuple[object, bool | None]
 """What was seen, and whether it is as expected; None for a question without an expected answer."""
@@ -62,8 +66,8 @@ def assumptions(bench: Bench) -> None:
 
 def tiny(device: str, **sizes: int) -> Any:
     """Make a small float32 model, the same on every device."""
-    sizes = {"hidden": 64, "layers": 2, "heads": 4, **sizes}
-    return make_model(make_tokenizer(["some text"]), seed=0, **sizes).to(device)  # pyright: ignore[reportArgumentType]
+    sizes = {"hidden": 64, "layers": 2, "heads": 4, "seed": 0, **sizes}
+    return make_model(make_tokenizer(["some text"]), **sizes).to(device)  # pyright: ignore[reportArgumentType]
 
 
 def mixed_rows(bench: Bench) -> Batch:
@@ -281,6 +285,41 @@ def native(bench: Bench) -> Answer:
     return engine.step, engine.step.startswith("PyTorch")
 
 
+def published(bench: Bench, wanted: str, **options: Any) -> Answer:
+    """Publish weights to a vLLM, and compare 32 tokens that it samples with the trainer's log-probs of them."""
+    if not bench.cuda or find_spec("vllm") is None:
+        return "no GPU" if not bench.cuda else "vLLM is not installed", None
+    if (needed := 1 + max(options.get("device_ids", [0]))) > torch.cuda.device_count():
+        return f"{torch.cuda.device_count()} of {needed} GPUs", None
+    # Heads of 64 numbers, which vLLM has kernels for.
+    old, new = (tiny("cuda:0", hidden=256, seed=seed) for seed in range(2))
+    engine: Any = make_engine("vllm", cast_copy(old, torch.bfloat16), {"memory": 0.3, "max_length": 128, **options})
+
+    async def publish() -> tuple[int, Completion]:
+        free, _ = torch.cuda.mem_get_info()
+        await engine.sleep()  # frees nothing without engine.options.sleep
+        freed = torch.cuda.mem_get_info()[0] - free
+        await engine.load_weights(new.named_parameters(), 1)
+        return freed, await engine.generate((5, 6, 7), Sampling(max_tokens=32), seed=0)
+
+    with closing(engine):
+        freed, done = asyncio.run(publish())
+        way = engine.backend
+    logp = learner_of(new, 9999).score(batch_of([(5, 6, 7)], [done])).logp
+    far = float((logp - torch.tensor(done.logprobs)).abs().max())
+    holds = way == wanted and far < ROUNDING[torch.bfloat16] and (freed > GIB) == bool(options.get("sleep"))
+    return {"way": way, "largest difference": far, "GiB freed in sleep": freed / GIB}, holds
+
+
+def to_actors(bench: Bench) -> Answer:
+    """Send weights to the actors of a fleet that has none: the group is of one process."""
+    sent = torch.randn(1000, device=bench.device)
+    seen, store = sent.clone(), dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    broadcast(store, 0, 1, [sent])
+    same = torch.equal(seen, sent)
+    return same, same
+
+
 def shared_tokens(bench: Bench) -> Answer:
     """Plan rows on the device, which asks it for numbers many times: how long a pack's plan takes."""
     starts = torch.arange(0, 16 * 1024 + 1, 1024, device=bench.device)
@@ -335,6 +374,13 @@ QUESTIONS: dict[str, tuple[str, Callable[[Bench], Answer]]] = {
     "adapters": ("on the device", adapters),
     "the engine's copy": ("bfloat16, its buffers float32", buffers),
     "steps in C": ("refused, and PyTorch's taken", native),
+    "weights to vLLM on the same GPU": ("CUDA IPC, the trainer's log-probs", partial(published, wanted="ipc")),
+    "weights to vLLM on another GPU": (
+        "NCCL, the trainer's log-probs",
+        partial(published, wanted="nccl", device_ids=[1]),
+    ),
+    "vLLM sleeps and wakes": ("over a GiB freed, the new weights", partial(published, wanted="ipc", sleep=True)),
+    "weights to actors": ("NCCL, the same bits", to_actors),
     "updates twice, run.deterministic": ("the same bits", partial(repeatable, deterministic=True)),
     "updates twice, by default": ("a question", partial(repeatable, deterministic=False)),
     "a pack's plan": ("a question", shared_tokens),
