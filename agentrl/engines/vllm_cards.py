@@ -25,18 +25,15 @@ def engine_cards(options: Mapping[str, Any], available: int) -> Sequence[int]:
     Raises:
         ConfigError: there are not so many.
     """
-    sizes = {name: options[name] for name in _SIZES if name in options}
-    workers = prod(sizes.values())
-    if not available:
-        # A CPU computes several copies of a model, each with a share of the cores, but no parts of one.
-        if workers > options.get("data_parallel_size", 1):
-            raise ConfigError(f"engine.options has {sizes}, and no GPU is here: leave out all but data_parallel_size")
+    workers = prod(options.get(name, 1) for name in _SIZES)
+    # A CPU computes several copies of a model, each with a share of the cores, but no parts of one.
+    if not available and workers == options.get("data_parallel_size", 1):
         return ()
     cards = options.get("device_ids") or range(workers)
     if len({*cards}) != workers or not {*cards} <= {*range(available)}:
         raise ConfigError(
-            f"engine.options has {sizes}, which take {workers} GPUs, and {available} are here: set smaller ones, or "
-            f"device_ids to {workers} of {[*range(available)]}"
+            f"engine.options asks vLLM for {workers} GPUs ({' x '.join(_SIZES)}), and {available} are here: set "
+            f"smaller ones, or device_ids to {workers} of {[*range(available)]}"
         )
     return cards
 

@@ -28,10 +28,10 @@ TP, DP = "tensor_parallel_size", "data_parallel_size"
         ({DP: 2}, 2, "cuda:1", ([0, 1], "file")),
         ({}, 1, "cpu", ([0], "file")),
         ({DP: 2}, 0, "cpu", ([], "file")),
-        ({TP: 2}, 1, "cuda:0", "'tensor_parallel_size': 2}, which take 2 GPUs, and 1 are here: set smaller ones"),
-        ({DP: 2, "device_ids": [0]}, 4, "cuda:0", r"which take 2 GPUs, .* or device_ids to 2 of \[0, 1, 2, 3\]"),
-        ({"device_ids": [4]}, 4, "cuda:0", "4 are here"),
-        ({TP: 2}, 0, "cpu", "no GPU is here: leave out all but data_parallel_size"),
+        ({TP: 2}, 1, "cuda:0", r"for 2 GPUs \(data_parallel_size x .*\), and 1 are here: set smaller ones"),
+        ({DP: 2, "device_ids": [0]}, 4, "cuda:0", r"for 2 GPUs .* or device_ids to 2 of \[0, 1, 2, 3\]"),
+        ({"device_ids": [4]}, 4, "cuda:0", "and 4 are here"),
+        ({TP: 2}, 0, "cpu", "for 2 GPUs .* and 0 are here"),
     ],
 )
 def test_which_gpus_vllm_takes_and_how_weights_get_there(
