@@ -2,11 +2,13 @@
 
 import copy
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from agentrl.errors import UsageError, first_line
@@ -15,6 +17,7 @@ from agentrl.models.linear import use_fast_linear
 from agentrl.models.logits import logits_of
 from agentrl.models.lora import base_of, load_adapters, merge
 from agentrl.models.norm import use_fast_norms
+from agentrl.models.slices import Slices, not_finite, path_of
 
 ROUNDING = {torch.float32: 1e-3, torch.bfloat16: 0.5}
 """Largest error of a log-prob that rounding explains, by the type of computation, in nats.
@@ -54,10 +57,7 @@ def load_model(path: str | Path, *, device: str = "cpu") -> PreTrainedModel:
     except Exception as error:  # transformers raises many types of errors for files that are not its own
         raise UsageError(f"no model can be loaded from {str(path)!r}: {first_line(error)}") from error
     if broken := next((name for name, weights in model.named_parameters() if not weights.isfinite().all()), ""):
-        raise UsageError(
-            f"the weights {broken} of {str(path)!r} hold NaN or infinity: they are damaged, or training has diverged; "
-            "take an earlier checkpoint, or another model"
-        )
+        raise UsageError(not_finite(broken, path))
     model = model.to(device)
     # Weights of a file begin where its header ends. MKL sums in another order where memory is not aligned, and a
     # resumed run must compute the same bits as one that was never stopped.
@@ -68,6 +68,46 @@ def load_model(path: str | Path, *, device: str = "cpu") -> PreTrainedModel:
     use_fast_norms(model)
     _check_rows(model)
     return model
+
+
+def load_skeleton(path: str | Path) -> tuple[PreTrainedModel | None, str]:
+    """Make a model without its weights, of which several ranks then read a share each.
+
+    Returns:
+        The model, whose weights have no memory; or None, and why its files can't be read by shares.
+    """
+    if base_of(path) is not None:
+        return None, "has adapters to be merged"
+    from accelerate import init_empty_weights
+
+    try:
+        config = AutoConfig.from_pretrained(path)
+        # Buffers, such as the frequencies of the positions, are computed: files do not hold them.
+        with init_empty_weights(include_buffers=False):
+            model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=NAME)
+        model.tie_weights()
+        slices = Slices(path)
+    except Exception as error:  # as in load_model, which says what is wrong where it can't load the model either
+        return None, f"has no safetensors files that can be read here ({first_line(error)})"
+    if why := slices.misfit(model):
+        return None, why
+    with suppress(OSError):  # most models have none
+        model.generation_config = GenerationConfig.from_pretrained(path)
+    use_fast_linear(model)
+    use_fast_norms(model)
+    model.agentrl_path = str(path)
+    return model.eval(), ""
+
+
+def empty_copy(model: PreTrainedModel, device: str, dtype: torch.dtype | None = None) -> PreTrainedModel:
+    """Copy a model with weights of no particular value, on the device ``meta`` without memory."""
+
+    def empty(weight: torch.Tensor) -> nn.Parameter:
+        return nn.Parameter(torch.empty_like(weight, device=device, dtype=dtype), requires_grad=weight.requires_grad)
+
+    memo: dict[int, Any] = {id(weight): empty(weight) for weight in model.parameters()}
+    memo |= {id(buffer): buffer.to("cpu" if device == "meta" else device) for buffer in model.buffers()}
+    return copy.deepcopy(model, memo)
 
 
 @torch.no_grad()
@@ -83,10 +123,11 @@ def _check_rows(model: Any) -> None:
     options = {"input_ids": tokens[None], "position_ids": tokens[None], "use_cache": False, "agentrl_plan": plan}
     name = type(model).__name__
     hidden = model.base_model(**options).last_hidden_state
+    off, far = (1e-3, 1e-2) if model.dtype == torch.float32 else (0.05, 0.1)
     # The same two tokens in two rows: only a state that crosses the rows makes them differ.
-    if not torch.allclose(hidden[0, :2], hidden[0, 2:], atol=1e-3, rtol=1e-3):
+    if not torch.allclose(hidden[0, :2], hidden[0, 2:], atol=off, rtol=off):
         raise UsageError(f"{name} carries a state from one token to the next beside attention, which agentrl can't do")
-    if not torch.allclose(model(**options).logits.float(), logits_of(model, hidden), atol=1e-2, rtol=1e-2):
+    if not torch.allclose(model(**options).logits.float(), logits_of(model, hidden).float(), atol=far, rtol=far):
         raise UsageError(f"{name} changes its logits in a way of its own, which agentrl can't do")
 
 
@@ -97,11 +138,21 @@ def make_repeatable(repeatable: bool) -> None:
     torch.use_deterministic_algorithms(repeatable, warn_only=True)
 
 
-def cast_copy(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+def cast_copy(model: PreTrainedModel, dtype: torch.dtype, device: str = "cpu") -> PreTrainedModel:
     """Copy a model with its weights in ``dtype``, as an engine needs it.
 
-    Buffers, such as the frequencies of the positions, keep their precision.
+    Buffers, such as the frequencies of the positions, keep their precision. The weights of a skeleton are read, onto
+    ``device``.
+
+    Raises:
+        UsageError: weights that are read are not finite, or the model can't be trained here.
     """
+    if path := path_of(model):
+        copied = empty_copy(model, device, dtype)
+        Slices(path).fill_model(copied)
+        _check_rows(copied)
+        copied.config.dtype = dtype
+        return copied
     copied = copy.deepcopy(model)
     for weights in copied.parameters():
         weights.data = weights.data.to(dtype)

@@ -6,7 +6,7 @@ change nothing. peft is imported only for a run or a folder that has adapters.
 
 import hashlib
 import json
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from agentrl.errors import ConfigError, UsageError, nearest
 from agentrl.models.linear import use_fast_linear
+from agentrl.models.slices import Slices, path_of, saved_name
 
 _CONFIG, _WEIGHTS, _BASE = "adapter_config.json", "adapter_model.safetensors", "base_fingerprint.txt"
 _ADAPTER = "default"
@@ -99,11 +100,20 @@ def without_adapters(model: nn.Module) -> Generator[None]:
             layer.enable_adapters(True)
 
 
-def save_adapters(model: Any, folder: Path, weights: Mapping[str, Tensor] | None = None) -> None:
-    """Write a model's adapters as ``peft.PeftModel.from_pretrained`` loads them, with the fingerprint of their base.
+def save_model(model: Any, folder: Path, weights: dict[str, Tensor] | None = None) -> None:
+    """Write a model into a folder as ``from_pretrained`` loads it.
 
-    ``weights`` are the adapters', by the model's names, where it does not hold them itself.
+    Of a model with adapters these alone are written, as ``peft.PeftModel.from_pretrained`` loads them, with the
+    fingerprint of their base.
+
+    Args:
+        model: the model.
+        folder: gets the files.
+        weights: those that are written, by the model's names, where it does not hold them itself.
     """
+    if not is_adapted(model):
+        model.save_pretrained(folder, state_dict=weights)
+        return
     model.peft_config[_ADAPTER].save_pretrained(folder)
     own = _adapters(weights or dict(model.named_parameters()))
     tensors = {f"{_PREFIX}{name}": weight.detach().contiguous() for name, weight in own.items()}
@@ -170,10 +180,13 @@ def base_of(path: str | Path) -> str | None:
 def fingerprint(model: nn.Module) -> str:
     """Hash a model's weights, without its adapters, such that other weights have another hash."""
     weights = hashlib.sha256()
+    slices = Slices(path) if (path := path_of(model)) else None
     for name, parameter in model.named_parameters():
         # An update changes all numbers of most tensors, so the first numbers distinguish two sets of weights.
         if ".lora_" not in name:
-            weights.update(parameter.detach().flatten()[:64].float().cpu().numpy().tobytes())
+            # A skeleton's weights are in its files.
+            values = slices.rows(saved_name(name), 0, 64) if slices and parameter.is_meta else parameter
+            weights.update(values.detach().flatten()[:64].float().cpu().numpy().tobytes())
     return weights.hexdigest()[:16]
 
 
@@ -185,13 +198,20 @@ def _inject(model: Any, config: Any) -> None:
 
     # Computed now, since a model that ranks share has no weights here when it is saved.
     model.base_fingerprint = fingerprint(model)
+    # peft puts adapters onto the device of a layer's weight. A skeleton's has none: meanwhile one number is there.
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear) and module.weight.is_meta]
+    weights = [layer.weight for layer in layers]
+    for layer in layers:
+        layer.weight = nn.Parameter(torch.zeros(()).expand(layer.weight.shape))
     inject_adapter_in_model(config, model, _ADAPTER)
+    for layer, weight in zip(layers, weights, strict=True):
+        layer.weight = weight
     for name, weight in model.named_parameters():
         weight.requires_grad_(".lora_" in name)
     use_fast_linear(model)
     use_lean_adapters(model)
 
 
-def _adapters(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _adapters(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """Select a model's adapters from its weights, by the names that peft gives them in files."""
     return {name.replace(f".{_ADAPTER}.", "."): weight for name, weight in weights.items() if ".lora_" in name}

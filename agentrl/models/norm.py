@@ -3,6 +3,7 @@
 Legend: d numbers that are normed together.
 """
 
+import copy
 import ctypes
 from typing import Any
 
@@ -46,8 +47,11 @@ def use_fast_norms(model: nn.Module) -> None:
 @torch.inference_mode()
 def _is_plain(module: Any) -> bool:
     """Return whether a norm is ours to the last bit: others add 1 to the weight, or round before they multiply."""
-    weight: Tensor = module.weight
-    numbers = torch.linspace(-2e-3, 3e-3, 2 * len(weight), device=weight.device).unflatten(0, (2, -1))
+    # Not the module's own weight, which may have no values yet.
+    weight = torch.linspace(0.5, 1.5, len(module.weight), dtype=module.weight.dtype)
+    module = copy.copy(module)
+    module._parameters = {**module._parameters, "weight": nn.Parameter(weight)}
+    numbers = torch.linspace(-2e-3, 3e-3, 2 * len(weight)).unflatten(0, (2, -1))
     inputs = numbers, numbers.to(torch.bfloat16)
     pairs = ((module(x), RMSNorm.forward(module, x)) for x in inputs)
     return all(theirs.dtype == ours.dtype and torch.equal(theirs, ours) for theirs, ours in pairs)

@@ -14,7 +14,7 @@ from agentrl.engines import check_trains, make_engine
 from agentrl.engines.base import Engine
 from agentrl.engines.rng import derive_seed
 from agentrl.errors import ConfigError, UsageError, first_line
-from agentrl.models.load import cast_copy, load_model, make_repeatable, quiet
+from agentrl.models.load import cast_copy, load_model, load_skeleton, make_repeatable, quiet
 from agentrl.models.lora import add_adapters, base_of, load_adapters, target_names
 from agentrl.models.tiny import make_model, make_tokenizer, tiny_config
 from agentrl.named import make_named
@@ -44,9 +44,12 @@ class Policy:
     """The model that a run trains, and its tokenizer."""
 
     model: PreTrainedModel
-    """The policy that is trained."""
+    """The policy that is trained; of several ranks' a skeleton, whose weights they read themselves."""
     tokenizer: PreTrainedTokenizerBase
     """The policy's tokenizer."""
+    whole: str = ""
+    """Why rank 0 holds the complete model at the start, in words that follow the model's name; empty where it does
+    not, or is alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,16 +85,16 @@ def assemble(
     quiet()
     tokenizer = run_tokenizer(config, source, path)
     renderer = make_renderer(config, tokenizer, source)
-    model = load_policy(config, tokenizer, path).model
+    policy = load_policy(config, tokenizer, path)
     longest = config.rollout.episode_tokens + config.rollout.turn_tokens
     # The engine samples from a copy: the trainer's weights are float32, and change before the engine loads them.
-    sampled = cast_copy(model, getattr(torch, config.model.dtype))
+    sampled = cast_copy(policy.model, getattr(torch, config.model.dtype), config.model.device)
     options = {"slots": config.rollout.concurrency, "max_length": longest, **config.engine.options}
     if fleet and config.fleet.name != "local":
-        actors = make_named("fleet", _FLEETS, config.fleet.name, config.fleet.options, config, sampled, options)
-        return Parts(model=model, tokenizer=tokenizer, renderer=renderer, engine=actors)
-    engine = make_engine(config.engine.name, sampled, options)
-    return Parts(model=model, tokenizer=tokenizer, renderer=renderer, engine=engine)
+        engine = make_named("fleet", _FLEETS, config.fleet.name, config.fleet.options, config, sampled, options)
+    else:
+        engine = make_engine(config.engine.name, sampled, options)
+    return Parts(model=policy.model, tokenizer=tokenizer, whole=policy.whole, renderer=renderer, engine=engine)
 
 
 def make_renderer(config: Config, tokenizer: Any, source: TaskSource | TaskMix) -> Renderer:
@@ -132,7 +135,10 @@ def load_policy(config: Config, tokenizer: Any = None, path: str | Path | None =
     weights = path or config.model.path
     tokenizer = tokenizer or load_tokenizer(weights, _NO_TOKENIZER)
     device = check_device(config.model.device)
-    if weights:
+    skeleton, whole = load_skeleton(weights) if weights and config.run.ranks > 1 else (None, "")
+    if skeleton is not None:
+        model = skeleton
+    elif weights:
         model = load_model(weights, device=device)
     else:
         seed = derive_seed(config.run.seed, "weights")
@@ -140,7 +146,7 @@ def load_policy(config: Config, tokenizer: Any = None, path: str | Path | None =
         model = model.to(device)
     if config.lora.rank:
         target_names(model, config.lora.targets)  # refused here, and not after the warm start
-    return Policy(model=model, tokenizer=tokenizer)
+    return Policy(model=model, tokenizer=tokenizer, whole=whole)
 
 
 def run_tokenizer(config: Config, source: TaskSource | TaskMix, path: str | Path | None = None) -> Any:

@@ -8,18 +8,18 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agentrl.errors import RunFolderError, UsageError
 from agentrl.models.gguf import from_gguf
 from agentrl.models.load import cast_copy, load_model, quiet
-from agentrl.models.lora import base_of, is_adapted, save_adapters
+from agentrl.models.lora import base_of, save_model
 from agentrl.render.loading import load_tokenizer
 from agentrl.runs.files import is_file, open_file, read, replace, sync
 from agentrl.runs.folder import RunFolder, check_begun, checkpoints, is_run, numbered
@@ -39,7 +39,7 @@ def save_checkpoint(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     *,
-    weights: dict[str, Tensor] | None = None,
+    weights: Callable[[Path], None] | None = None,
     optimizer: Callable[[Path], None] | None = None,
     state: dict[str, object],
     unused: Sequence[Trajectory] = (),
@@ -51,9 +51,9 @@ def save_checkpoint(
 
     Args:
         path: the checkpoint's folder; one that exists already is left unchanged.
-        model: saved as safetensors.
+        model: saved as safetensors, unless there is ``weights``.
         tokenizer: saved with its chat template.
-        weights: the model's, where the model itself holds none, or only a shard of them.
+        weights: writes the model into a folder in its place, where it holds no weights itself.
         optimizer: writes its state, for resuming, into a folder.
         state: plain data: ``step`` and ``updates`` at least.
         unused: episodes that were played and not trained on yet.
@@ -68,10 +68,7 @@ def save_checkpoint(
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir(parents=True)
-        if is_adapted(model):
-            save_adapters(model, temporary, weights)
-        else:
-            model.save_pretrained(temporary, state_dict=weights)
+        (weights or partial(save_model, model))(temporary)
         tokenizer.save_pretrained(temporary)
         if optimizer is not None:
             (temporary / _OPTIMIZER).mkdir()
@@ -224,8 +221,8 @@ def prune(run: Path, keep: int) -> None:
         shutil.rmtree(gone)
 
 
-def load_reference(run: RunFolder, device: str) -> PreTrainedModel:
-    """Load the reference model of the KL penalty: the model that reinforcement learning began with.
+def reference_at(run: RunFolder) -> Path:
+    """Locate the reference model of the KL penalty: the model that reinforcement learning began with.
 
     Raises:
         RunFolderError: the checkpoint that holds it is missing or damaged.
@@ -233,7 +230,7 @@ def load_reference(run: RunFolder, device: str) -> PreTrainedModel:
     path = run.checkpoint(0)
     if fault := damage(path):
         raise RunFolderError(f"{path} {fault}, and is the reference of algo.kl_coef: put an intact copy back")
-    return load_model(path, device=device)
+    return path
 
 
 def export(path: str, out: Path, dtype: str, say: Callable[[str], None]) -> None:

@@ -5,18 +5,23 @@ in all files. torch.distributed.checkpoint is not used: in torch 2.13 it writes 
 time, and reads zeros where a rank's file is missing.
 """
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 
-from agentrl.runs.files import sync
+from agentrl.models.slices import first_row, local, rank_and_world
+from agentrl.runs.files import replace, sync
+
+_FILE = 2**30
+"""Bytes of a file of weights, at most, unless one weight alone has more: a rank holds as much when it writes."""
 
 
 def write_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -25,10 +30,34 @@ def write_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     Raises:
         OSError, SafetensorError: the disk does not take them.
     """
-    path = folder / shard_name(*_rank_and_world())
-    save_file({name: _local(tensor).contiguous() for name, tensor in tensors.items()}, path)
+    write_file(folder / shard_name(*rank_and_world()), {name: local(tensor) for name, tensor in tensors.items()})
+
+
+def write_file(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write this rank's own file.
+
+    Raises:
+        OSError, SafetensorError: the disk does not take it.
+    """
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
     # Each rank syncs its own file, since others may be unable to sync files of another machine.
     sync(path)
+
+
+def plan_files(folder: Path, tensors: Mapping[str, Tensor], world: int) -> list[tuple[Path, list[str]]]:
+    """Divide a model's tensors into complete ones per file, as Hugging Face does, and write the index of the files.
+
+    Args:
+        folder: of the model.
+        tensors: those of the model; only their shapes matter.
+        world: number of ranks, each of which is to write a file at least.
+    """
+    shapes = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in tensors.items()}
+    total = sum(tensor.nbytes for tensor in shapes.values())
+    split = split_torch_state_dict_into_shards(shapes, max_shard_size=min(_FILE, -(-total // world)))
+    index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+    replace(folder / SAFE_WEIGHTS_INDEX_NAME, json.dumps(index, indent=2, sort_keys=True).encode())
+    return [(folder / name, names) for name, names in split.filename_to_tensors.items()]
 
 
 class Shards:
@@ -60,32 +89,15 @@ class Shards:
         shapes = [part.get_shape() for part in parts]
         if {(sum(shape[0] for shape in shapes), *shape[1:]) for shape in shapes} != {(*tensor.shape,)}:
             raise ValueError(f"{name} has another shape than {[*tensor.shape]}")
-        local, offset, begin = _local(tensor), _first_row(tensor), 0
+        own, offset, begin = local(tensor), first_row(tensor), 0
         for part, shape in zip(parts, shapes, strict=True):
             # Both row ranges are of the complete tensor: copy where this file's overlaps this rank's.
-            low, high = max(begin, offset), min(begin + shape[0], offset + len(local))
+            low, high = max(begin, offset), min(begin + shape[0], offset + len(own))
             if low < high:
-                local[low - offset : high - offset] = part[low - begin : high - begin].to(local.device)
+                own[low - offset : high - offset] = part[low - begin : high - begin].to(own.device)
             begin += shape[0]
 
 
 def shard_name(rank: int, world: int) -> str:
     """Name the file of a rank."""
     return f"{rank + 1:05d}-of-{world:05d}.safetensors"
-
-
-def _rank_and_world() -> tuple[int, int]:
-    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-
-
-def _first_row(tensor: Tensor) -> int:
-    """Compute this rank's first row: FSDP2 splits as ``torch.chunk`` does."""
-    if not isinstance(tensor, DTensor):
-        return 0
-    rank, world = _rank_and_world()
-    return min(len(tensor), rank * -(-len(tensor) // world))
-
-
-def _local(tensor: Tensor) -> Tensor:
-    detached: Any = tensor.detach()
-    return detached.to_local() if isinstance(tensor, DTensor) else detached

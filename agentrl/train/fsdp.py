@@ -1,6 +1,5 @@
 """Shard a model over ranks with PyTorch's FSDP2."""
 
-import copy
 import os
 from functools import lru_cache
 from types import MethodType
@@ -53,13 +52,6 @@ def _group_of_all(_world: Any, backend: str) -> Any:
     other for ever.
     """
     return dist.new_group(backend=backend)
-
-
-def skeleton_of(model: PreTrainedModel) -> PreTrainedModel:
-    """Copy a model without its weights, to be sent to other ranks."""
-    memo: dict[int, Any] = {id(weight): _empty(weight, "meta") for weight in model.parameters()}
-    memo |= {id(buffer): buffer.cpu() for buffer in model.buffers()}
-    return copy.deepcopy(model, memo)
 
 
 def _materialize(module: nn.Module, device: str, made: dict[nn.Parameter, nn.Parameter]) -> None:

@@ -15,7 +15,7 @@ from agentrl.batch import Batch
 from agentrl.config import OptimSettings
 from agentrl.errors import ConfigError
 from agentrl.models.load import cast_copy
-from agentrl.models.lora import is_adapted, merged, without_adapters
+from agentrl.models.lora import is_adapted, merged, save_model, without_adapters
 from agentrl.runs.shards import Shards, write_shards
 from agentrl.train.score import computing_in, score
 
@@ -42,20 +42,24 @@ class Learner:
     """
 
     def __init__(self, model: PreTrainedModel, optim: OptimSettings, *, temperature: float, dtype: str) -> None:
-        self.model, self._optim = model, optim
+        self.model = model
         named: dict[str, Tensor] = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
         self._names, self.trained = list(named), list(named.values())
         """The weights that the optimizer moves, in order."""
-        # On a CPU a fused step is one pass over the weights instead of one per operation: three times as fast for large
-        # models.
-        fused = model.device.type == "cpu" or None
-        betas, decay = optim.betas, optim.weight_decay
-        self.optimizer = torch.optim.AdamW(self.trained, betas=betas, weight_decay=decay, fused=fused)
-        self._temperature = temperature
+        Learner.renew(self, optim, temperature)
         self._dtype: torch.dtype = getattr(torch, dtype)
         self._reference: PreTrainedModel | None = None
         if optim.gradient_checkpointing:
             checkpoint_layers(model)
+
+    def renew(self, optim: OptimSettings, temperature: float) -> None:
+        """Begin with a fresh optimizer, and another temperature; checkpointing stays as it is."""
+        # On a CPU a fused step is one pass over the weights instead of one per operation: three times as fast for large
+        # models.
+        fused = self.model.device.type == "cpu" or None
+        betas, decay = optim.betas, optim.weight_decay
+        self.optimizer = torch.optim.AdamW(self.trained, betas=betas, weight_decay=decay, fused=fused)
+        self._optim, self._temperature = optim, temperature
 
     def packs(self, batch: Batch, episodes: Sequence[int]) -> list[Batch]:
         """Cut episodes of a batch into packs, in any order; only one of a single episode may have to be split again."""
@@ -126,9 +130,13 @@ class Learner:
         """Yield the named weights, adapters added. The others are not copied: read them before the next update."""
         return merged(self.model)
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return the model's weights and buffers by the model's names."""
-        return self.model.state_dict()
+    def write(self, folder: Path) -> None:
+        """Write the model, or its adapters alone, into a folder as ``from_pretrained`` loads it.
+
+        Raises:
+            OSError, SafetensorError: it can't be written.
+        """
+        save_model(self.model, folder)
 
     def save(self, folder: Path) -> None:
         """Write the optimizer's state into a folder.

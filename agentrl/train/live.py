@@ -14,6 +14,7 @@ from agentrl.runs.assemble import Parts, make_collector, task_mix
 from agentrl.runs.loggers import find_loggers
 from agentrl.runs.progress import Display
 from agentrl.train.interrupts import stop_if_cancelled
+from agentrl.train.learner import Learner
 from agentrl.train.overlap import check_overlap, make_source
 from agentrl.train.sft import SftStep, oracle_episodes, warm_start
 from agentrl.train.step import check_training_config
@@ -84,8 +85,8 @@ class Live:
         """The environments' names."""
         return [*self._sources.held_out.sources]
 
-    async def warm_start(self, display: Display, elapsed: Callable[[], str]) -> None:
-        """Play oracle episodes and learn from them; ``elapsed`` returns the run's time so far."""
+    async def warm_start(self, learner: Learner, display: Display, elapsed: Callable[[], str]) -> None:
+        """Play oracle episodes and train on them; ``elapsed`` returns the run's time so far."""
         config, sft = self._config, self._config.sft
         with display.phase("oracle episodes", sft.tasks) as bar:
             groups = await oracle_episodes(
@@ -104,7 +105,7 @@ class Live:
                 stop_if_cancelled()
                 bar.advance(f"loss {step.loss:.4f}, oracle episode's likelihood {step.likelihood:.0%}")
 
-            steps = warm_start(config, self._parts.model, groups, on_step)
+            steps = warm_start(config, learner, groups, on_step)
         display.say(f"warm start: {steps} updates on {len(groups)} oracle episodes, {elapsed()}")
         if likelihood < sft.stop_at < 1:
             display.say(

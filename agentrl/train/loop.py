@@ -11,8 +11,8 @@ from pathlib import Path
 from agentrl.config import Config
 from agentrl.errors import InvariantError
 from agentrl.models.lora import base_of
-from agentrl.runs.assemble import Policy, adapt, adapters_base
-from agentrl.runs.checkpoint import load_optimizer, load_reference, load_state, load_unused, prune, save_checkpoint
+from agentrl.runs.assemble import Policy, adapt, adapters_base, load_policy
+from agentrl.runs.checkpoint import load_optimizer, load_state, load_unused, prune, reference_at, save_checkpoint
 from agentrl.runs.folder import RunFolder, read_jsonl
 from agentrl.runs.loggers import Loggers
 from agentrl.runs.progress import Display
@@ -79,18 +79,22 @@ class Run:
             prepare: prepares the folder of a run that was stopped before its first checkpoint.
         """
         self._write(prepare)
-        if self._live and self._config.sft.steps:
-            await self._live.warm_start(self._display, self._elapsed)
         # Adapters need their base. Where no other folder holds it, as after a warm start, the first checkpoint does.
-        if self._adapts and self._base == str(self._folder.checkpoint(0).resolve()):
+        own_base = self._adapts and self._base == str(self._folder.checkpoint(0).resolve())
+        if own_base or not self._adapts:
             self._make_trainer()
+            if self._live and self._config.sft.steps:
+                await self._live.warm_start(self._trainer.learner, self._display, self._elapsed)
             self._finished(0)
+        if own_base:
             self._write(self.save)
             self._trainer.learner.close()
+            if self._config.run.ranks > 1:  # the ranks have dropped the weights
+                self._policy = load_policy(self._config, self._policy.tokenizer, self._folder.checkpoint(0))
         if self._adapts:
             adapt(self._config, self._policy.model, base=self._base, saved=None)
-        self._make_trainer()
-        self._finished(0)
+            self._make_trainer()
+            self._finished(0)
         if self._config.algo.kl_coef and not self._adapts:
             self._trainer.learner.keep_reference()
         await self._trainer.sync(self.done)
@@ -114,7 +118,8 @@ class Run:
         if saved is not None or not self._adapts:
             load_optimizer(last, self._trainer.learner.load)
         if self._config.algo.kl_coef and not self._adapts:
-            self._trainer.learner.keep_reference(load_reference(self._folder, self._config.model.device))
+            policy = load_policy(self._config, self._policy.tokenizer, reference_at(self._folder))
+            self._trainer.learner.keep_reference(policy.model)
         self._write(prepare)
         # The clock continues where the last row was written.
         steps, evals = (read_jsonl(self._folder.path / file) for file in ("metrics.jsonl", "evals.jsonl"))
@@ -241,7 +246,7 @@ class Run:
             self._folder.checkpoint(self.done),
             self._policy.model,
             self._policy.tokenizer,
-            weights=learner.state_dict(),
+            weights=learner.write,
             optimizer=learner.save,
             state=state,
             unused=rollouts.unused(),

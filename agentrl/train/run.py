@@ -14,9 +14,11 @@ import torch
 
 from agentrl.config import Config
 from agentrl.errors import ConfigError, EnvContractError, InfrastructureError, RunFolderError
+from agentrl.models.load import cast_copy
 from agentrl.models.lora import base_of
 from agentrl.models.native import name_of
-from agentrl.runs.assemble import Policy, assemble, load_policy, with_dialect
+from agentrl.models.slices import path_of
+from agentrl.runs.assemble import assemble, load_policy, with_dialect
 from agentrl.runs.checkpoint import load_state, model_at, newest, prune
 from agentrl.runs.files import replace
 from agentrl.runs.folder import RunFolder, changed, checkpoints
@@ -158,7 +160,7 @@ def _assemble_live(config: Config, sources: Sources, path: Path | None = None) -
     """Assemble a run that plays its episodes; the model is ``model.path``, or the checkpoint at ``path``."""
     parts = assemble(config, sources.train, path, fleet=True)
     live, step = Live(config, parts, sources), getattr(parts.engine, "step", "")
-    made_by = ({"decode_step": step} if step else {}) | _attention_of(config, parts)
+    made_by = ({"decode_step": step} if step else {}) | _attention_of(config)
     return RunParts(policy=parts, rollouts=live.rollouts, live=live, made_by=made_by)
 
 
@@ -174,11 +176,13 @@ def _assemble_saved(files: Sequence[Path], config: Config, path: Path | None = N
     rollouts = SavedEpisodes(files, config)
     policy = load_policy(config, path=path)
     rollouts.check_fit(policy)
-    return RunParts(policy=policy, rollouts=rollouts, made_by=_attention_of(config, policy))
+    if path_of(policy.model):  # ranks read its weights; a copy is checked, as that of an engine is
+        cast_copy(policy.model, getattr(torch, config.model.dtype), config.model.device)
+    return RunParts(policy=policy, rollouts=rollouts, made_by=_attention_of(config))
 
 
-def _attention_of(config: Config, policy: Policy) -> dict[str, str]:
-    return {"update": name_of(policy.model.device, getattr(torch, config.model.dtype))}
+def _attention_of(config: Config) -> dict[str, str]:
+    return {"update": name_of(torch.device(config.model.device), getattr(torch, config.model.dtype))}
 
 
 def _check_unchanged(config: Config, trained_with: Mapping[str, Any], path: Path) -> None:
@@ -198,6 +202,8 @@ def _supervise(config: Config, display: Display, folder: RunFolder, parts: RunPa
     """Do the work of a run; if it is stopped or loses its infrastructure, save a checkpoint. Write its report."""
     if (step := parts.made_by.get("decode_step", "")).startswith("PyTorch, since"):
         display.say(f"tokens are sampled by {step}")
+    if parts.policy.whole:
+        display.say(f"rank 0 holds all weights as the run starts, since {config.model.path} {parts.policy.whole}")
     with Interrupts() as interrupts, ranks(config), ExitStack() as stack:
         run = Run(config, display, folder, parts, stack)
         try:

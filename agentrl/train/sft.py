@@ -12,7 +12,6 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from agentrl.algos.head import TokenStats
 from agentrl.batch import Batch, as_batch
@@ -27,7 +26,6 @@ from agentrl.rollout.mix import TaskMix
 from agentrl.rollout.plan import EpisodeSpec, TaskSource
 from agentrl.toolenv.tools.context import SubTurn
 from agentrl.train.learner import Learner
-from agentrl.train.sharded import make_learner
 from agentrl.types import Group, Stop, Task, Trajectory, won
 
 _FIRST_TASK = 10**9
@@ -125,7 +123,7 @@ def _why_lost(config: Config, episode: Trajectory, turns: Sequence[Sequence[int]
 
 def warm_start(
     config: Config,
-    model: PreTrainedModel,
+    learner: Learner,
     groups: Sequence[Group],
     on_step: Callable[[SftStep], None] = lambda _: None,
 ) -> int:
@@ -147,7 +145,7 @@ def warm_start(
     batch = as_batch(groups)
     # The warm start has its own optimizer: reinforcement learning begins without moments of other gradients.
     optim = config.optim.model_copy(update={"betas": (0.9, 0.98), "weight_decay": 0.01})
-    learner = make_learner(config, model, optim, temperature=sft.temperature)
+    learner.renew(optim, sft.temperature)
     generator = torch.Generator().manual_seed(derive_seed(config.run.seed, "sft"))
     order: list[int] = []
     smooth: float | None = None
@@ -165,7 +163,7 @@ def warm_start(
         # Reaching the target brings the end forward; the updates that cool the rate down still follow.
         if smooth >= sft.stop_at:
             last = min(last, step + _COOLING_STEPS)
-    learner.close()
+    learner.renew(config.optim, config.rollout.temperature)
     return step
 
 

@@ -23,14 +23,17 @@ from transformers import PreTrainedModel
 from agentrl.algos.head import TokenStats
 from agentrl.batch import Batch
 from agentrl.config import Config, OptimSettings
-from agentrl.errors import RunFolderError
-from agentrl.models.lora import merged, without_adapters
-from agentrl.train.fsdp import full, shard, skeleton_of
+from agentrl.errors import RunFolderError, UsageError
+from agentrl.models.load import empty_copy
+from agentrl.models.lora import is_adapted, merged, save_model, without_adapters
+from agentrl.models.slices import Slices, is_converted, path_of
+from agentrl.runs.shards import plan_files, write_file
+from agentrl.train.fsdp import full, shard
 from agentrl.train.learner import Gradients, Learner, LossOf, descend, loss_gradients
 
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
-_TOGETHER = 2**26
+_TOGETHER = 2**24
 """Numbers of weights after which the weights that were gathered so far are handed over, before more are gathered."""
 
 
@@ -51,8 +54,10 @@ def make_learner(
     Optimizer and temperature are those of the rollouts' policy by default.
     """
     optim, temperature = optim or config.optim, temperature or config.rollout.temperature
-    kind = ShardedLearner if dist.is_initialized() else Learner
-    return kind(model, optim, temperature=temperature, dtype=config.model.dtype)
+    if not dist.is_initialized():
+        return Learner(model, optim, temperature=temperature, dtype=config.model.dtype)
+    device = torch.device(config.model.device).type
+    return ShardedLearner(model, optim, device=device, temperature=temperature, dtype=config.model.dtype)
 
 
 class ShardedLearner(Learner):
@@ -62,17 +67,17 @@ class ShardedLearner(Learner):
     ``_on_all`` or ``_on_each``. A process has one such learner at a time: ``close`` comes before the next.
 
     Args:
-        model: complete on rank 0, where it has no weights of its own until ``close``; a skeleton on the others.
+        model: on rank 0 a skeleton whose weights all ranks read, or a complete one, which loses its weights; on others
+            a copy without weights.
         optim: as of ``Learner``.
-        device: type of device that the ranks compute on; that of ``model`` by default.
+        device: type of device that the ranks compute on.
         how: temperature and dtype, as of ``Learner``.
 
     Raises:
         ConfigError: the model can't compute activations again.
     """
 
-    def __init__(self, model: PreTrainedModel, optim: OptimSettings, *, device: str | None = None, **how: Any) -> None:
-        device = device or model.device.type
+    def __init__(self, model: PreTrainedModel, optim: OptimSettings, *, device: str, **how: Any) -> None:
         self._rank, self._world = dist.get_rank(), dist.get_world_size()
         self._copies: dict[str, list[Tensor]] = {}
         """Shards of frozen copies of the trained weights, by the copy's name."""
@@ -81,15 +86,16 @@ class ShardedLearner(Learner):
         self._losses: tuple[LossOf, Sequence[Batch]] | None = None
         self._full, skeleton = model, model
         if self._rank == 0:
-            order = partial(ShardedLearner, skeleton_of(model), optim, device=device, **how)
+            order = partial(ShardedLearner, empty_copy(model, "meta"), optim, device=device, **how)
             (skeleton, _) = _scatter([order] * self._world).args
         shard(skeleton, device, getattr(torch, how["dtype"]))
         super().__init__(skeleton, optim, **how)
         self._all = list(skeleton.parameters())
-        for index, weight in enumerate(model.parameters() if self._rank == 0 else ()):
-            self._spread("", index, weight.detach())
+        if self._rank == 0:
+            self._send("", model)
             # From here on the shards are the weights. What stays here has no memory, and NaN shows where it is read.
-            weight.data = weight.new_full((1,) * weight.ndim, torch.nan).expand(weight.shape)
+            for weight in model.parameters():
+                weight.data = weight.new_full((1,) * weight.ndim, torch.nan).expand(weight.shape)
 
     def packs(self, batch: Batch, episodes: Sequence[int]) -> list[Batch]:
         """Cut episodes of a batch into packs, in any order; one a rank or more. See ``Learner``."""
@@ -100,8 +106,8 @@ class ShardedLearner(Learner):
     def keep_reference(self, model: PreTrainedModel | None = None) -> None:
         """Freeze a copy of the weights, those of ``model`` or else the policy's as they are now, as the reference."""
         self._on_all(ShardedLearner._copy, "reference")
-        for index, weight in enumerate(model.parameters() if model else ()):
-            self._spread("reference", index, weight.detach())
+        if model:
+            self._send("reference", model)
 
     def score_reference(self, batch: Batch) -> Tensor:
         """Compute the log-prob of every sampled token under the frozen reference [S], on the CPU."""
@@ -119,28 +125,42 @@ class ShardedLearner(Learner):
         counts = [max(len(self._parts(pack)) for pack in turn) for turn in zip(*dealt, strict=True)]
         return self._on_each(ShardedLearner._descend, [(own, counts, rate) for own in dealt])
 
+    def renew(self, optim: OptimSettings, temperature: float) -> None:
+        """Do what ``Learner`` does, on all ranks."""
+        self._on_all(Learner.renew, optim, temperature)
+
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the named weights in full; ranks gather some at a time."""
         self._on_all(ShardedLearner._begin_weights)
         while gathered := self._on_all(ShardedLearner._next_weights):
-            yield from gathered
+            # Each is free before the next ones are gathered.
+            while gathered:
+                yield gathered.pop(0)
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return the model's trained weights and its buffers, in full and on the CPU."""
-        return self._on_all(ShardedLearner._full_state)
+    def write(self, folder: Path) -> None:
+        """Do what ``Learner`` does; each rank writes some of the files, unless transformers converts the weights."""
+        if is_adapted(self._full) or is_converted(self._full):
+            save_model(self._full, folder, self._on_all(ShardedLearner._full_state))
+            return
+        # Without weights it writes all other files.
+        self._full.save_pretrained(folder, state_dict={})
+        self._together(ShardedLearner._check_sees, folder := folder.resolve())
+        files = plan_files(folder, self._held(), self._world)
+        for start in range(0, len(files), self._world):
+            self._together(ShardedLearner._write_files, files[start : start + self._world])
 
     def save(self, folder: Path) -> None:
         """Do what ``Learner`` does, each rank with its own shards."""
-        self._on_all(ShardedLearner._in_folder, Learner.save, folder.resolve())
+        self._together(ShardedLearner._check_sees, folder := folder.resolve())
+        self._together(Learner.save, folder)
 
     def load(self, folder: Path) -> None:
         """Do what ``Learner`` does, each rank with its own shards, whatever number of ranks has written them."""
-        self._on_all(ShardedLearner._in_folder, Learner.load, folder.resolve())
+        self._together(ShardedLearner._check_sees, folder := folder.resolve())
+        self._together(Learner.load, folder)
 
     def close(self) -> None:
-        """Put the weights back into the model on rank 0, and free them on all ranks."""
-        for index, weight in enumerate(self._full.parameters()):
-            weight.data = self._on_all(ShardedLearner._full_weight, index)
+        """Free the weights on all ranks: the model that they were trained from has none any more."""
         self._on_all(ShardedLearner._free)
 
     def _score(self, model: PreTrainedModel, batch: Batch) -> TokenStats:
@@ -217,26 +237,55 @@ class ShardedLearner(Learner):
                 break
         return gathered
 
-    def _full_weight(self, index: int) -> Tensor:
-        return full(self._all[index].detach())
-
     def _full_state(self) -> dict[str, Tensor]:
+        """Gather the trained weights and the buffers on rank 0's CPU."""
         state: dict[str, Tensor] = {}
-        for name, tensor in self.model.state_dict().items():
-            # Neither tied weights, which would become two tensors, nor weights that never change.
+        for name, tensor in self._held().items():
             if name in self._names or not isinstance(tensor, DTensor):
                 gathered = full(tensor) if isinstance(tensor, DTensor) else tensor
                 # Rank 0 alone needs them.
                 state |= {name: gathered.cpu()} if self._rank == 0 else {}
         return state
 
-    def _in_folder(self, work: Callable[[Learner, Path], None], folder: Path) -> None:
-        """Save or load this rank's shards; rank 0 raises the error of any rank."""
+    def _held(self) -> dict[str, Tensor]:
+        """Return the model's weights and buffers by the names of its files; tied weights have one."""
+        tensors: dict[int, tuple[str, Tensor]] = {}
+        for name, tensor in self.model.state_dict(keep_vars=True).items():
+            tensors.setdefault(id(tensor), (name, tensor))
+        return dict(tensors.values())
+
+    def _write_files(self, files: Sequence[tuple[Path, Sequence[str]]]) -> None:
+        """Gather the tensors of some files, at most one file a rank, and write this rank's file."""
+        held, own = self._held(), dict[str, Tensor]()
+        for rank, (_, names) in enumerate(files):
+            for name in names:
+                tensor = full(held[name].detach())
+                own |= {name: tensor.cpu()} if rank == self._rank else {}
+        if own:
+            write_file(files[self._rank][0], own)
+
+    def _check_sees(self, folder: Path) -> None:
+        if not folder.is_dir():
+            raise RunFolderError(f"rank {self._rank} can't see {folder}: keep runs on a disk that all ranks share")
+
+    def _read(self, copy: str, path: str) -> None:
+        """Set this rank's shards of the weights, or of a copy of the trained ones, to those in a model's files."""
+        try:
+            slices = Slices(path)
+        except OSError as error:
+            raise UsageError(
+                f"rank {self._rank} can't read {path}: keep models on a disk that all ranks share"
+            ) from error
+        if copy:
+            slices.fill(dict(zip(self._names, self._copies[copy], strict=True)))
+        else:
+            slices.fill_model(self.model)
+
+    def _agreeing(self, work: Callable[["ShardedLearner", *_Ts], None], *arguments: *_Ts) -> None:
+        """Do this rank's part of a work; rank 0 raises the error of any rank."""
         fault: Exception | None = None
         try:
-            if not folder.is_dir():
-                raise RunFolderError(f"rank {self._rank} can't see {folder}: keep runs on a disk that all ranks share")
-            work(self, folder)
+            work(self, *arguments)
         except Exception as error:
             fault = error
         for error in filter(None, self._gathered(fault) or ()):
@@ -282,6 +331,18 @@ class ShardedLearner(Learner):
         with self._calling:
             _scatter([_Call(method, own) for own in arguments])
             return method(self, *arguments[0])
+
+    def _together(self, work: Callable[["ShardedLearner", *_Ts], None], *arguments: *_Ts) -> None:
+        """Do a work on all ranks; raise the error of any of them."""
+        self._on_all(ShardedLearner._agreeing, work, *arguments)
+
+    def _send(self, copy: str, model: PreTrainedModel) -> None:
+        """Set the shards of the weights, or of a copy, to a model's: its files', or those that it holds here."""
+        if path := path_of(model):
+            self._together(ShardedLearner._read, copy, path)
+        for index, weight in enumerate(model.parameters()):
+            if not weight.is_meta:
+                self._spread(copy, index, weight.detach())
 
     def _spread(self, copy: str, index: int, tensor: Tensor) -> None:
         """Cut a weight into the ranks' shards, and have each rank take its own."""

@@ -19,7 +19,7 @@ from agentrl.errors import ConfigError, UsageError
 from agentrl.models.adapter import LeanAdapter, use_lean_adapters
 from agentrl.models.attention import PackedRows
 from agentrl.models.load import cast_copy, load_model
-from agentrl.models.lora import add_adapters, base_of, fingerprint, is_adapted, merge, merged, save_adapters
+from agentrl.models.lora import add_adapters, base_of, fingerprint, is_adapted, merge, merged, save_model
 from agentrl.models.tiny import make_model
 
 from ..engines.asking import PROMPT, ask, expected_logprobs
@@ -58,7 +58,7 @@ def saved(model: Any, tmp_path: Path) -> tuple[Any, Path]:
     model.save_pretrained(tmp_path / "base")
     made = adapted(model, str(tmp_path / "base"))
     (tmp_path / "adapters").mkdir()
-    save_adapters(made, tmp_path / "adapters")
+    save_model(made, tmp_path / "adapters")
     return made, tmp_path / "adapters"
 
 
@@ -182,7 +182,7 @@ def dora(folder: Path) -> None:
     config.use_dora = False  # the file says nothing of it, but its tensors do
     model.peft_config = {"default": config}
     model.base_fingerprint = fingerprint(model)
-    save_adapters(model, folder)
+    save_model(model, folder)
 
 
 @pytest.mark.parametrize(

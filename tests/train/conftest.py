@@ -312,7 +312,8 @@ def same_weights(path: Path, other: Path) -> bool:
 
 
 def weights_of(run: Path) -> dict[str, torch.Tensor]:
-    return safetensors.torch.load_file(checkpoints(run)[-1] / "model.safetensors")
+    files = checkpoints(run)[-1].glob("model*.safetensors")
+    return {name: weight for file in files for name, weight in safetensors.torch.load_file(file).items()}
 
 
 @pytest.fixture(scope="session")

@@ -78,8 +78,8 @@ INSTANTS = {
         # The disk is full from here on.
         rf"{errno.ENOSPC} ^open .*/metrics\.jsonl a",
     ),
-    # Between a row and its episodes.
-    ("lag", 2): (r"9 ^open .*/\.step-000004\.jsonl\.zst\.\w+\.tmp",),
+    # While the ranks write the weights; between a row and its episodes.
+    ("lag", 2): (r"9 ^open .*/\.step-000002\.tmp/model-00001-of-", r"9 ^open .*/\.step-000004\.jsonl\.zst\.\w+\.tmp"),
 }
 """Where a run is killed, one after the other, by its mode and its ranks."""
 KILLS = int(os.environ.get("AGENTRL_KILLS", "3"))
@@ -115,7 +115,7 @@ def ending(run: Path) -> dict[str, Any]:
     return {
         "rows": rows_of(run),
         "evals": rows_of(run, "evals.jsonl"),
-        "weights": (last / "model.safetensors").read_bytes(),
+        "weights": [path.read_bytes() for path in sorted(last.glob("model*.safetensors"))],
         "optimizer": [path.read_bytes() for path in sorted((last / "optimizer").iterdir())],
         **{
             path.name: [(timeless(record.trajectory), record.advantages) for record in read_episodes(path)]

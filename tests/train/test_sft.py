@@ -16,6 +16,7 @@ from agentrl.engines.base import Sampling
 from agentrl.errors import ConfigError, InvariantError
 from agentrl.eval.table import Evaluation, plan_episodes, play_tasks, summarise
 from agentrl.train.sft import SftStep, oracle_episodes, warm_start
+from agentrl.train.sharded import make_learner
 from agentrl.types import Group, Trajectory, flatten
 
 from .conftest import Make, Small, logp_of
@@ -43,7 +44,11 @@ def warmed(run: Small) -> tuple[list[SftStep], list[float]]:
     """The updates of a warm start and the learning rate of each."""
     steps, rates = list[SftStep](), list[float]()
     hook = register_optimizer_step_pre_hook(lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"]))
-    assert warm_start(run.config, run.parts.model, oracle(run), steps.append) == len(steps) == len(rates)
+    assert (
+        warm_start(run.config, make_learner(run.config, run.parts.model), oracle(run), steps.append)
+        == len(steps)
+        == len(rates)
+    )
     hook.remove()
     return steps, rates
 
@@ -77,7 +82,9 @@ def test_likelihood_is_the_mean_over_episodes_of_what_each_has_before_the_update
         measured.append(fmean(float(logp_of(model, episode, 0.7).sum().exp()) for episode in flatten(groups)))
 
     hook = register_optimizer_step_pre_hook(measure)
-    warm_start(run.config, run.parts.model, groups, lambda step: rates.append(step.likelihood))
+    warm_start(
+        run.config, make_learner(run.config, run.parts.model), groups, lambda step: rates.append(step.likelihood)
+    )
     hook.remove()
     assert rates[-1] > 0.1
     for (before, after), now in zip(itertools.pairwise(rates), measured[1:], strict=True):
@@ -98,7 +105,7 @@ def test_gradient_is_that_of_the_mean_over_gold_tokens(small: Make, reference: A
     run = replace(run, config=with_overrides(run.config, [f"optim.max_tokens={sum(lengths) - min(lengths)}"]))
     gradients, steps, ours = list[Any](), list[SftStep](), run.parts.model
     hook = register_optimizer_step_pre_hook(lambda *_: gradients.extend(weight.grad for weight in ours.parameters()))
-    warm_start(run.config, ours, groups, steps.append)
+    warm_start(run.config, make_learner(run.config, ours), groups, steps.append)
     hook.remove()
     model = copy.deepcopy(reference)
     loss = torch.cat([-logp_of(model, episode, temperature) for episode in flatten(groups)]).mean()

@@ -8,6 +8,7 @@ import gc
 import math
 import os
 import random
+import re
 import tempfile
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -29,8 +30,10 @@ from agentrl.batch import Batch, as_batch
 from agentrl.config import Config, parse_config
 from agentrl.errors import RunFolderError
 from agentrl.models.attention import NAME
-from agentrl.models.lora import add_adapters, is_adapted
+from agentrl.models.load import cast_copy, load_model, load_skeleton
+from agentrl.models.lora import add_adapters, fingerprint, is_adapted
 from agentrl.models.tiny import tiny_config
+from agentrl.train import sharded
 from agentrl.train.learner import Learner
 from agentrl.train.sharded import dismiss, make_learner
 from agentrl.types import Group, Segment
@@ -100,7 +103,7 @@ def make(model: Any, *, lora: int = 0, saved: Path | None = None, **options: Any
             if weight.requires_grad:  # fresh ones do nothing
                 weight.data = torch.linspace(-0.1, 0.1, weight.numel()).view_as(weight)
     if saved:
-        own.load_state_dict(torch.load(saved / "model"), strict=False)
+        own.load_state_dict(weights_in(saved / "model"), strict=False)
     learner = make_learner(config_of(**options), own)
     if saved:
         learner.load(saved / "optimizer")
@@ -118,14 +121,23 @@ def update(learner: Learner, packs: Sequence[Batch] = PACKS) -> float:
 
 def save(learner: Learner, folder: Path) -> dict[str, Tensor]:
     """Save what a checkpoint holds; give the trained weights and all that safetensors finds, ranks' rows end to end."""
-    (folder / "optimizer").mkdir(parents=True)
-    weights = {name: weight.detach().clone() for name, weight in learner.state_dict().items()}
-    torch.save(weights, folder / "model")
+    for name in ("model", "optimizer"):
+        (folder / name).mkdir(parents=True)
+    learner.write(folder / "model")
     learner.save(folder / "optimizer")
+    weights = weights_in(folder / "model")
     files = [load_file(file) for file in sorted((folder / "optimizer").iterdir())]
     rows = {name: [file[name] for file in files] for name in files[0]}
     held = {name: torch.cat(parts) if parts[0].ndim else parts[0] for name, parts in rows.items()}
     return held | {name: weight for name, weight in weights.items() if f"{name}.step" in held}
+
+
+def weights_in(folder: Path) -> dict[str, Tensor]:
+    """The weights in a model's files, or its adapters', by the model's names."""
+    files = [load_file(file) for file in folder.glob("*.safetensors")]
+    named = {name: weight for file in files for name, weight in file.items()}
+    names = {name: name.removeprefix("base_model.model.") for name in named}
+    return {re.sub(r"(?<=lora_[AB])(?=\.)", ".default", names[name]): weight for name, weight in sorted(named.items())}
 
 
 def held_by(learner: Learner) -> dict[str, Tensor]:
@@ -221,13 +233,65 @@ def gradients_of(learner: Learner, packs: Sequence[Batch]) -> list[Tensor]:
     return gradients(learner)
 
 
-def agree(model: Any, packs: Sequence[Batch], batch: Batch, options: Any) -> None:
-    both, alone = (on(world, lambda: told_by(make(model, **options), packs, batch)) for world in (2, 1))
+def agree(model: Any, packs: Sequence[Batch], batch: Batch, options: Any, whole: Any = None) -> None:
+    """Two ranks learn from ``model`` what one does, which has ``whole`` where that is a skeleton."""
+    both = told_by(make(model, **options), packs, batch)
+    alone = on(1, lambda: told_by(make(whole or model, **options), packs, batch))
     assert both.keys() == alone.keys()
     # Adam takes the sign of a gradient that is nearly 0, and so makes more of rounding.
     for name, wanted in alone.items():
         most = 1e-6 if name in ("before", "norm", "gradients", "reference") else 1e-4
         assert apart(both[name], wanted) < most, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("shape", "lora", "dtype"),
+    [
+        ({}, 0, torch.float32),
+        ({"tie_word_embeddings": False}, 0, torch.bfloat16),
+        ({}, 2, torch.float32),
+    ],
+)
+def test_ranks_read_a_share_each_of_a_model(
+    tokenizer: Any, two: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: Any, lora: int, dtype: Any
+) -> None:
+    tiny(tokenizer, **shape).to(dtype).save_pretrained(tmp_path, max_shard_size="20KB")
+    skeleton, whole = load_skeleton(tmp_path)[0], load_model(tmp_path)
+    assert skeleton and len(list(tmp_path.glob("*.safetensors"))) > 2
+    assert all(weight.is_meta for weight in skeleton.parameters())
+    assert {name: str(buffer) for name, buffer in skeleton.named_buffers()} == {
+        name: str(buffer) for name, buffer in whole.named_buffers()
+    }
+    assert [type(module) for module in skeleton.modules()] == [type(module) for module in whole.modules()]
+    # An engine's copy, and what the ranks hold.
+    sampled = cast_copy(skeleton, torch.float32)
+    learner = make(skeleton, lora=lora)
+    if lora:
+        assert learner.model.base_fingerprint == fingerprint(whole)  # pyright: ignore[reportArgumentType]
+    for weights in (sampled.named_parameters(), () if lora else learner.weights()):
+        assert all(torch.equal(weight, whole.get_parameter(name)) for name, weight in weights)
+    agree(skeleton, PACKS, batch_of(SHAPES), {"lora": lora}, whole)
+    # What they write is read as what one process writes, its other files to the byte.
+    learner = make(skeleton, lora=lora)
+    folders = tmp_path / "ranks", tmp_path / "one"
+    for folder, write in zip(folders, (learner.write, lambda folder: whole.save_pretrained(folder)), strict=True):
+        folder.mkdir()
+        write(folder)
+    if not lora:
+        learner.keep_reference(load_skeleton(tmp_path / "ranks")[0])
+        update(learner)
+        assert apart(learner.score_reference(batch_of(SHAPES)), make(skeleton).score(batch_of(SHAPES)).logp) == 0
+        ours, theirs = (AutoModelForCausalLM.from_pretrained(folder).state_dict() for folder in folders)
+        assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+        names = {file.name for file in folders[1].iterdir()} - {"model.safetensors"}
+        assert names and all((folders[0] / name).read_bytes() == (folders[1] / name).read_bytes() for name in names)
+        assert len(list(folders[0].glob("model-0000?-of-0000?.safetensors"))) > 1
+        # Rank 0 writes what transformers converts as it writes.
+        monkeypatch.setattr(sharded, "is_converted", bool)
+        learner = make(skeleton)
+        learner.write(tmp_path)
+        assert (tmp_path / "model.safetensors").read_bytes() == (folders[1] / "model.safetensors").read_bytes()
 
 
 @pytest.mark.parametrize("lora", [0, 2])
@@ -285,24 +349,6 @@ def test_what_one_rank_cannot_do_is_told_on_rank_0_and_all_go_on(model: Any, two
     with pytest.raises(SafetensorError):
         learner.load(tmp_path / "saved")
     assert update(learner) > 0
-
-
-@pytest.mark.slow
-def test_a_model_has_its_weights_back_when_its_learner_is_closed(model: Any, two: None) -> None:
-    own = copy.deepcopy(model)
-    learner = make_learner(config_of(), own)
-    assert all(weight.isnan().all() and weight.untyped_storage().nbytes() <= 8 for weight in own.parameters())
-    update(learner)
-    trained = {name: weight.clone() for name, weight in learner.weights()}
-    learner.close()
-    assert apart(dict(own.named_parameters()), trained) == 0 < apart(trained, dict(model.named_parameters()))
-    # Another one can have it, with weights of other names.
-    learner = make(own, lora=2)
-    reference = learner.score_reference(batch_of(SHAPES))
-    norm = update(learner)
-    own.load_state_dict(trained, strict=False)
-    wanted = on(1, lambda: make(own).score(batch_of(SHAPES)).logp)
-    assert apart(reference, wanted) < 1e-6 < norm
 
 
 @pytest.mark.parametrize("world", [1, 2])
