@@ -1,14 +1,16 @@
 """Estimate the memory, tokens and seconds of a run before its model is loaded.
 
 Counted are weights, gradients, the optimizer's two moments, the engine's copy and its cache; beside adapters all else
-is frozen. Measured on small models (``costs.py``) are a pack's activations and all times. The most that is needed at
-once is the sum of all parts, in the backward pass of a later pack of an update.
+is frozen. Of several ranks it is rank 0's memory, or on a CPU that of all ranks together. Measured on small models
+(``costs.py``) are a pack's activations and all times. The most that is needed at once is the sum of all parts, in the
+backward pass of a later pack of an update.
 """
 
 import asyncio
+import math
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import accumulate
@@ -18,6 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agentrl.config import Config
 from agentrl.engines.native.step import FEWEST
@@ -38,6 +41,8 @@ _LATER = 110 << 20
 _HEAP = 0.25
 """Memory that a CPU's heap holds beside the live activations, as a share of them. It differs from shape to shape: with
 this one, the sum of all parts was off by 9% at most in six shapes."""
+_RANKS = (2, 4, 8)
+"""Ranks that a remedy may propose."""
 _GOLD = 8
 """Episodes of the gold player that are looked at."""
 _CGROUP = Path("/sys/fs/cgroup/memory.max")
@@ -101,19 +106,16 @@ def needs(config: Config, shape: PreTrainedConfig, limit: int | None = None, gol
     gold = gold or Gold(tokens=longest, sampled=longest - 1, seconds=0.0)
     # Activations are nearly the same on any device, but times are not.
     costs = measure(config, shape, config.model.device if here else "cpu", (gold.tokens, gold.sampled))
-    model = _Model(shape, config)
+    model = Counts(shape, config)
     limit = limit or (_limit(config.model.device) if here else None)
 
-    def memory(changed: Config) -> dict[str, int]:
-        return model.memory(changed, costs, process, limit)
-
     return Needs(
-        memory=memory(config),
+        memory=model.memory(config, costs, process, limit),
         tokens=_episodes(config) * longest,
         expected=_episodes(config) * gold.tokens,
         seconds=model.seconds(config, costs, gold) if here else {},
         limit=limit,
-        remedy=_remedy(config, limit, costs.recomputes, memory) if limit else "",
+        remedy=_remedy(Fit(model, costs, process, limit), config) if limit else "",
     )
 
 
@@ -138,8 +140,13 @@ def play_gold(config: Config, mix: TaskMix, tokenizer: Any) -> Gold | None:
     )
 
 
-class _Model:
-    """The counts of a run's model, from its configuration."""
+class Counts:
+    """The counts of a run's model, from its configuration.
+
+    Args:
+        shape: the configuration of the model.
+        config: the run's settings; of these only ``lora.targets`` matters.
+    """
 
     def __init__(self, shape: PreTrainedConfig, config: Config) -> None:
         text = shape.get_text_config()
@@ -152,46 +159,71 @@ class _Model:
         self._adapted = sum(part.in_features + part.out_features for part in wrapped if isinstance(part, nn.Linear))
         self._layers, self._width = text.num_hidden_layers, text.hidden_size
         self._head = text.vocab_size * text.hidden_size
+        layered = [part for part in self._meta.modules() if isinstance(part, GradientCheckpointingLayer)]
+        self._layer = max((sum(weight.numel() for weight in part.parameters()) for part in layered), default=0)
+        # What ranks gather for as long as they compute: embedding and head.
+        self._ends = self._weights - self._layer * len(layered)
         size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
         heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
         # Numbers that the engine's cache holds for a token.
         self._cached = self._layers * 2 * heads * size
 
     def memory(self, config: Config, costs: Costs, process: int, limit: int | None) -> dict[str, int]:
+        """Count the bytes of each part; ``process`` is what a process of a CPU holds before it has any."""
         size = torch.finfo(getattr(torch, config.model.dtype)).bits // 8
         optim, frozen, adapters = config.optim, trains_adapters(config), config.lora.rank * self._adapted
-        trained = adapters if frozen else self._weights
+        trained, ranks, on_cpu = adapters if frozen else self._weights, config.run.ranks, config.model.device == "cpu"
         # The head's gradient before it joins the others, and while its tiles are summed.
         head = 0 if frozen else 2 * 4 * self._head
-        if size < 4:
+        if size < 4 and ranks == 1:
             # The weights' casts, and the gradient by one of them.
             head += size * (self._weights + adapters + (1 if frozen else 2) * self._head)
+        # A layer that computes and the next one; the gradient of embedding and head, and its sum over ranks in float32.
+        gathered = size * (self._ends + 2 * self._layer) + (0 if frozen else (size + 4) * self._ends)
         # With checkpointing a layer keeps its input only, and one layer at a time computes the rest again. Beside what
         # is kept, the backward pass holds the gradients of about a layer.
         saved = self._layers * costs.layer
         if optim.gradient_checkpointing and costs.recomputes:
             saved = self._layers * self._width * size + costs.layer
         activations = optim.max_tokens * (saved + costs.layer + costs.rest)
-        return {
-            "process": process + _LATER if config.model.device == "cpu" else _CONTEXT,
-            "weights": 4 * (self._weights + adapters),
+        reference = 0 if not config.algo.kl_coef or config.lora.rank else self._weights
+        parts = {
+            "process": process + _LATER if on_cpu else _CONTEXT,
+            "weights": -(-4 * (self._weights + adapters) // ranks),
             "engine's weights": size * self._weights,
             "engine's cache": self._cache(config, size, limit),
-            "reference": size * self._weights if config.algo.kl_coef and not config.lora.rank else 0,
-            "gradients": 4 * trained,
+            "reference": size * reference if ranks == 1 else -(-4 * reference // ranks),
+            "gradients": -(-4 * trained // ranks),
             "head": head,
             "activations": round(activations),
-            "allocator": round(_HEAP * activations) if config.model.device == "cpu" else 0,
-            "optimizer": 8 * trained,
+            "allocator": round(_HEAP * activations) if on_cpu else 0,
+            "optimizer": -(-8 * trained // ranks),
         }
+        if config.fleet.name != "local":  # its actors have the engines
+            parts |= {"engine's weights": 0, "engine's cache": 0}
+        if ranks > 1:
+            parts["gathered weights"] = gathered
+        if ranks > 1 and on_cpu:
+            # They share the machine's memory, and only rank 0 has an engine.
+            alike = sum(parts.values()) - parts["engine's weights"] - parts["engine's cache"]
+            parts["other ranks"] = (ranks - 1) * alike
+        return parts
+
+    def share(self, config: Config, limit: int) -> float:
+        """Compute the least share of the memory with which vLLM starts: for its weights and one episode."""
+        size = torch.finfo(getattr(torch, config.model.dtype)).bits // 8
+        needed = size * (self._weights + self._cached * config.rollout.episode_tokens)
+        return math.ceil(100 * needed / limit) / 100
 
     def _cache(self, config: Config, size: int, limit: int | None) -> int:
         if config.engine.name == "vllm" and limit:
             # It takes its share whatever it needs, and lets requests wait for room in it.
-            return max(0, int(_option(config, "memory", 0.3) * limit) - size * self._weights)
+            share = max(_option(config, "memory", 0.3), self.share(config, limit))
+            return max(0, int(share * limit) - size * self._weights)
         return size * self._cached * _cached_tokens(config)
 
     def seconds(self, config: Config, costs: Costs, gold: Gold) -> dict[str, float]:
+        """Estimate the seconds of a step by phase."""
         group = batch_of(config.rollout.group_size, gold.tokens, gold.sampled)
         operations = config.rollout.tasks * work(self._meta, group)
         score = costs.score * operations
@@ -233,39 +265,102 @@ def _cached_tokens(config: Config) -> int:
     return rows * (longest if longest <= SHORT else SHORT + room)
 
 
-def _remedy(config: Config, limit: int, recomputes: bool, memory: Callable[[Config], Mapping[str, int]]) -> str:
-    parts = memory(config)
-    sums = zip(parts, accumulate(parts.values()), strict=True)
-    part = next((name for name, so_far in sums if so_far > limit), "")
+class Fit:
+    """Searches for settings with which a run fits into a memory.
+
+    Args:
+        model: the counts of its model.
+        costs: what small models cost.
+        process: bytes that a process of a CPU holds before it has anything of the run.
+        limit: bytes that there are.
+    """
+
+    def __init__(self, model: Counts, costs: Costs, process: int, limit: int) -> None:
+        self._model, self._costs, self._process, self.limit = model, costs, process, limit
+
+    def parts(self, config: Config) -> dict[str, int]:
+        """Count the bytes of each part."""
+        return self._model.memory(config, self._costs, self._process, self.limit)
+
+    def fits(self, config: Config) -> bool:
+        """Return True if a run with these settings fits."""
+        return sum(self.parts(config).values()) <= self.limit and not self.share(config)
+
+    def share(self, config: Config) -> float:
+        """Return the least share that vLLM starts with, where ``engine.options.memory`` is less; else 0."""
+        engine_here = config.engine.name == "vllm" and config.fleet.name == "local"
+        least = self._model.share(config, self.limit) if engine_here else 0.0
+        return least if least > _option(config, "memory", 0.3) else 0.0
+
+    def settings(self, config: Config, ranks: Sequence[int] = _RANKS) -> tuple[dict[str, Any], bool]:
+        """Choose settings with which a run fits, those that cost the least first.
+
+        None changes what is learned.
+
+        Args:
+            config: the run's settings.
+            ranks: numbers of ranks, each with a GPU of its own, that may be chosen.
+
+        Returns:
+            The settings, and whether all fits with them.
+        """
+        parts, optim, rollout = self.parts(config), config.optim, config.rollout
+        knobs: dict[str, Sequence[Any]] = {"optim.max_tokens": _halved(optim.max_tokens, rollout.episode_tokens)}
+        if self._costs.recomputes and not optim.gradient_checkpointing:
+            knobs = {"optim.gradient_checkpointing": [True], **knobs}
+        if config.engine.name != "vllm":
+            rows = {"rollout.concurrency": _halved(rollout.concurrency, 1)}
+            # The part that does not fit is made smaller first, and other parts only where that is not enough.
+            early = _beyond(parts, self.limit) == "engine's cache"
+            knobs = {**rows, **knobs} if early else {**knobs, **rows}
+        elif config.fleet.name == "local":
+            least = self._model.share(config, self.limit)
+            knobs |= {"engine.options.memory": [least] if least < _option(config, "memory", 0.3) else []}
+        if config.model.device != "cpu":
+            knobs["run.ranks"] = [count for count in ranks if count > config.run.ranks]
+        chosen: dict[str, Any] = {"engine.options.memory": share} if (share := self.share(config)) else {}
+        for setting, values in knobs.items():
+            for value in values if not self.fits(_with(config, chosen)) else ():
+                chosen[setting] = value
+                if self.fits(_with(config, chosen)):
+                    break
+        if not self.fits(_with(config, chosen)):
+            return chosen, False
+        # A later setting may have made an earlier one unnecessary.
+        for setting in list(chosen):
+            fewer = {name: value for name, value in chosen.items() if name != setting}
+            if self.fits(_with(config, fewer)):
+                chosen = fewer
+        return chosen, True
+
+
+def _remedy(fit: Fit, config: Config) -> str:
+    part = "vLLM's share" if fit.share(config) else _beyond(fit.parts(config), fit.limit)
     if not part:
         return ""
-
-    def fits(changed: Config) -> bool:
-        return sum(memory(changed).values()) <= limit
-
-    # None of these changes what is learned.
-    optim, rollout = config.optim, config.rollout
-    knobs: dict[str, Sequence[int]] = {"optim.max_tokens": _halved(optim.max_tokens, rollout.episode_tokens)}
-    if recomputes and not optim.gradient_checkpointing:
-        knobs = {"optim.gradient_checkpointing": [True], **knobs}
-    rows = {"rollout.concurrency": _halved(rollout.concurrency, 1)} if config.engine.name != "vllm" else {}
-    chosen: dict[str, str] = {}
-
-    def words() -> str:
-        return " and ".join(f"{setting}={value}" for setting, value in chosen.items())
-
-    # The part that does not fit is made smaller first, and other parts only where that is not enough.
-    for setting, values in ({**rows, **knobs} if part == "engine's cache" else {**knobs, **rows}).items():
-        section, name = setting.split(".")
-        for value in values:
-            config = config.updated(**{section: {name: value}})
-            chosen[setting] = str(value).lower()
-            if fits(config):
-                return f"{part} is the first that does not fit; all fits with {words()}"
-    even = f", and all does not even with {words()}" if chosen else ""
-    adapters = not config.lora.rank and fits(config.updated(lora={"rank": 16}, sft={"steps": 0}))
+    chosen, fits = fit.settings(config)
+    words = " and ".join(f"{setting}={str(value).lower()}" for setting, value in chosen.items())
+    if fits:
+        return f"{part} is the first that does not fit; all fits with {words}"
+    even = f", and all does not even with {words}" if chosen else ""
+    adapters = not config.lora.rank and fit.fits(_with(config, chosen).updated(lora={"rank": 16}, sft={"steps": 0}))
     lora = "train adapters beside frozen weights, which fit with lora.rank=16, or " if adapters else ""
     return f"{part} is the first that does not fit{even}: {lora}take a smaller model or a device with more memory"
+
+
+def _beyond(parts: Mapping[str, int], limit: int) -> str:
+    """Return the first part that does not fit; empty where all do."""
+    sums = zip(parts, accumulate(parts.values()), strict=True)
+    return next((name for name, so_far in sums if so_far > limit), "")
+
+
+def _with(config: Config, settings: Mapping[str, Any]) -> Config:
+    for setting, value in settings.items():
+        section, name, *option = setting.split(".")
+        if option:
+            value = {**config.engine.options, option[0]: value}
+        config = config.updated(**{section: {name: value}})
+    return config
 
 
 def _halved(value: int, least: int) -> list[int]:

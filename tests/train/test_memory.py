@@ -1,6 +1,7 @@
 """What a run will need, against what it takes: counted on real models, and as the peak of fresh processes."""
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -145,7 +146,8 @@ CROWDED = "rollout.concurrency=4000"
         (2_000_000, [], "and all does not even with optim.max_tokens=64 and rollout.concurrency=1: take a"),
         # What is learned changes last.
         (10, [WIDE], "all fits with optim.gradient_checkpointing=true"),
-        (20_000_000, [WIDE], "all fits with optim.gradient_checkpointing=true and optim.max_tokens=4096"),
+        # The first would not be enough, and with the second it is not needed.
+        (20_000_000, [WIDE], "all fits with optim.max_tokens=4096"),
         (90_000_000, [WIDE], "concurrency=1: train adapters beside frozen weights, which fit with lora.rank=16, or ta"),
         (120_000_000, [WIDE], "rollout.concurrency=1: take a smaller model"),
     ],
@@ -172,6 +174,53 @@ def test_vllm_takes_its_share_whatever_it_needs(tokenizer: Any) -> None:
     config = small("engine.name=vllm", "engine.options.memory=0.25")
     parts = needs(config, model_config(config, tokenizer), 10**9).memory
     assert parts["engine's weights"] + parts["engine's cache"] == 25 * 10**7
+
+
+CARD = ("model.device=cuda", "model.dtype=bfloat16", "engine.name=vllm", "optim.max_tokens=64", "algo.kl_coef=0.1")
+
+
+@pytest.mark.usefixtures("costs")
+def test_what_a_rank_holds_by_hand(tokenizer: Any) -> None:
+    config = small("model.dtype=bfloat16", "algo.kl_coef=0.1")
+    model = _small(config, shape := model_config(config, tokenizer), 3, "cpu")
+    layer = sum(weight.numel() for weight in model.model.layers[0].parameters())
+    whole = sum(weight.numel() for weight in model.parameters())
+    ends = whole - 3 * layer + (shape.vocab_size - model.config.vocab_size) * 32
+    whole += ends - (whole - 3 * layer)
+    one, four = (needs(config.updated(run={"ranks": ranks}), shape).memory for ranks in (1, 4))
+    shares = {"weights": whole, "gradients": whole, "optimizer": 2 * whole, "reference": whole}
+    assert {name: four[name] for name in shares} == shares and one["reference"] == 2 * whole
+    assert four["gathered weights"] == 2 * (ends + 2 * layer) + 6 * ends
+    assert four["head"] < one["head"], "no casts of all weights"
+    engine = four["engine's weights"] + four["engine's cache"]
+    assert engine == one["engine's weights"] + one["engine's cache"] > 0
+    assert four["other ranks"] == 3 * (sum(four.values()) - four["other ranks"] - engine)
+    on_card = needs(small(*CARD, "run.ranks=4"), shape, 10**9).memory
+    assert "other ranks" not in on_card and on_card["weights"] == four["weights"]
+    elsewhere = needs(small(*CARD, "fleet.name=ray"), shape, 10**9).memory
+    assert elsewhere["engine's weights"] == elsewhere["engine's cache"] == 0
+
+
+@pytest.mark.usefixtures("costs")
+@pytest.mark.parametrize(
+    ("room", "share", "wanted"),
+    [
+        (1.05, 0.0001, r"vLLM's share is the first that does not fit; all fits with engine.options.memory=0\.\d+$"),
+        (1.05, 0.9, r"engine's cache is the first .*; all fits with engine.options.memory=0\.\d+$"),
+        (0.7, 0.9, r"all fits with engine.options.memory=0\.\d+ and run.ranks=[248]$"),
+        (0.05, 0.9, r"all does not even with .*run.ranks=8: take a smaller model"),
+    ],
+)
+def test_what_makes_a_run_fit_on_cards(
+    room: float, share: float, wanted: str, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "_CONTEXT", 0)
+    config = small(*CARD, f"engine.options.memory={share}")
+    parts = needs(config, shape := model_config(config, tokenizer), 10**6).memory
+    # What the learner needs, an engine's weights, and an episode of 64 tokens in its cache.
+    least = sum(size for name, size in parts.items() if name != "engine's cache") + 64 * 3 * 2 * 2 * 8 * 2
+    remedy = needs(config, shape, int(room * least)).remedy
+    assert re.search(wanted, remedy), remedy
 
 
 @pytest.mark.usefixtures("costs")
