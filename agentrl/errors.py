@@ -5,6 +5,7 @@
     AgentRLError
     ├── UsageError                 the user asked for something that is not there; exit code 2
     │   ├── ConfigError            an unknown or invalid setting
+    │   ├── HubError               the Hugging Face hub can't be reached
     │   ├── UnknownNameError       an environment, preset, dialect, algorithm … that does not exist
     │   └── RunFolderError         the run folder can't be written, is in use, or holds another run
     ├── EnvContractError           an environment broke its contract
@@ -43,6 +44,10 @@ class UsageError(AgentRLError):
 
 class ConfigError(UsageError):
     """A setting is unknown or its value is invalid."""
+
+
+class HubError(UsageError):
+    """Something is on the Hugging Face hub and not here, and the hub can't be reached."""
 
 
 class UnknownNameError(UsageError):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
-from agentrl.errors import ConfigError, UsageError
+from agentrl.errors import ConfigError, HubError, UsageError
 
 JSON = tuple(kind + packed for kind in (".jsonl", ".json") for packed in ("", ".gz", ".zst"))
 PARQUET = ".parquet"
@@ -87,6 +87,7 @@ def read_rows(source: str, *, config: str | None = None, split: str = "train") -
 
     Raises:
         UsageError: there is no such file or data set, it can't be read, or a library that reads it is missing.
+        HubError: the data set is not here, and the hub can't be reached.
     """
     path = Path(source).expanduser()
     # This function is no generator itself, so that a missing file is an error now and not at the first row.
@@ -204,7 +205,6 @@ def _hub(source: str, config: str | None, split: str) -> Iterator[SourceRow]:
         rows = load(source, config, split=split)
     except Exception as error:  # the library raises many kinds, from the network's to its readers'
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise UsageError(
-            f"the data set {source!r} (config {config!r}, split {split!r}) can't be loaded: {reason}"
-        ) from error
+        kind = HubError if isinstance(error, ConnectionError) else UsageError
+        raise kind(f"the data set {source!r} (config {config!r}, split {split!r}) can't be loaded: {reason}") from error
     return (_row(f"{source} [{split}] row {count}", row) for count, row in enumerate(rows, start=1))

@@ -8,7 +8,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from agentrl.errors import UsageError, first_line
+from agentrl.errors import HubError, UsageError, first_line
 
 ENDS = "end_token_ids"
 """The tokenizer's setting that records its model's other end tokens."""
@@ -27,8 +27,8 @@ def load_tokenizer(source: str | Path, remedy: str = "give the folder of one") -
         remedy: advice for the error message.
 
     Raises:
-        UsageError: transformers is not installed, there is no such tokenizer, or it is neither here nor on a hub that
-            can be reached.
+        UsageError: transformers is not installed, or there is no such tokenizer.
+        HubError: it is not here, and the hub can't be reached.
     """
     try:
         from transformers import AutoTokenizer
@@ -54,12 +54,15 @@ def _check_hub(name: str) -> None:
     from huggingface_hub import constants, try_to_load_from_cache
 
     # Whatever can be no name on the hub is refused by transformers at once.
-    if constants.HF_HUB_OFFLINE or Path(name).exists() or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
+    if Path(name).exists() or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
         return
     # A model has the one file, a tokenizer alone the other.
     cached = (try_to_load_from_cache(name, file) for file in ("config.json", "tokenizer_config.json"))
     if any(isinstance(path, str) for path in cached):
         return
+    absent, remedy = f"there is no folder {name!r} here, and the hub", "correct the path, or go online once"
+    if constants.HF_HUB_OFFLINE:
+        raise HubError(f"{absent} is not asked, since HF_HUB_OFFLINE is set: {remedy}")
     try:
         urllib.request.urlopen(constants.ENDPOINT, timeout=_HUB_S).close()
     except urllib.error.HTTPError:
@@ -68,10 +71,7 @@ def _check_hub(name: str) -> None:
         reason = getattr(error, "reason", error)
         if isinstance(reason, ssl.SSLError):  # the hub's own client may trust other certificates
             return
-        raise UsageError(
-            f"there is no folder {name!r} here, and the hub at {constants.ENDPOINT} can't be reached ({reason}): "
-            "correct the path, or go online once"
-        ) from error
+        raise HubError(f"{absent} at {constants.ENDPOINT} can't be reached ({reason}): {remedy}") from error
 
 
 def _record_ends(source: str | Path, tokenizer: Any) -> None:
