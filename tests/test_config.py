@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from agentrl.config import Config, load_config, parse_config, presets, with_overrides
+from agentrl.config.settings import in_full
 from agentrl.errors import ConfigError, UsageError
 
 MAX_SETTINGS = 70
@@ -109,10 +110,14 @@ def test_bad_overrides(override: str, wanted: str) -> None:
 
 @pytest.mark.parametrize("name", presets())
 def test_presets_parse_and_keep_their_values(name: str) -> None:
-    config = load_config(preset=name)
-    for section, values in tomllib.loads(presets()[name]).items():
+    config, settings = load_config(preset=name), in_full(tomllib.loads(presets()[name]))
+    base = load_config(preset=settings.pop("base")) if "base" in settings else Config()
+    wanted = base.model_dump(mode="json")
+    for section, values in settings.items():
         for key, value in values.items():
-            assert config.model_dump(mode="json")[section][key] == value
+            old = wanted[section][key]
+            wanted[section][key] = {**old, **value} if isinstance(old, dict) else value
+    assert config.model_dump(mode="json") == wanted
     assert config.run.name == name
 
 

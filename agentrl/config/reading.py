@@ -71,14 +71,21 @@ def load_config(*, preset: str | None = None, path: str | Path | None = None, ov
     """
     data: dict[str, Any] = {}
     if preset is not None:
-        texts = presets()
-        if preset not in texts:
-            raise UnknownNameError("preset", preset, texts)
-        data = tomllib.loads(texts[preset])
+        data = _preset(preset)
     if path is not None:
         # A run's config.toml is allowed too: it ends with the versions of the software, which are no settings.
         data = _laid_over(data, {name: value for name, value in read_toml(Path(path)).items() if name != "versions"})
     return parse_config(_overridden(data, overrides))
+
+
+def _preset(name: str) -> dict[str, Any]:
+    """Read a preset, laid over the one that its ``base`` names."""
+    texts = presets()
+    if name not in texts:
+        raise UnknownNameError("preset", name, texts)
+    data = tomllib.loads(texts[name])
+    base = data.pop("base", None)
+    return data if base is None else _laid_over(_preset(base), data)
 
 
 def parse_config(data: Mapping[str, Any]) -> Config:
