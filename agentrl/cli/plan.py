@@ -3,26 +3,27 @@
 import argparse
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from agentrl.cli.command import add_command, add_config_arguments, check_config, load_torch, missing_parts
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, HubError
 
 if TYPE_CHECKING:
     from agentrl.config import Config
-    from agentrl.train.memory import Needs
+    from agentrl.train.forecast import Card
+    from agentrl.train.memory import Gold, Needs
 
 _PLAN = """examples:
   agentrl plan --preset quickstart
   agentrl plan my.toml --set optim.max_tokens=16384 --memory 80
-  agentrl plan --preset qwen3-4b-tir --set model.path=path/to/Qwen3-4B-Base --memory 80 --json
+  agentrl plan --preset qwen3-4b-one-gpu --card h200 --length 3000 --json
 
-Of the model only its config.json is read. Its times and activations are measured, on small random models of the same
-widths, in some seconds; on another device than the run's there are no times. Memory is for episodes as long as the
-settings allow, times are for those of the gold player where there is one. The exit code is 1 where the run does not
-fit.
+Of the model only its config.json is read; the shapes of Qwen3 need no network. Activations, and times on a CPU, are
+measured in some seconds, on small random models of the same widths. Memory is for episodes as long as the settings
+allow. On a CPU times are for those of the gold player where there is one. Times on a GPU are an estimate from its data
+sheet, for episodes as long as the settings allow, or of --length. The exit code is 1 where the run does not fit.
 """
 _GIB = 1 << 30
 
@@ -32,6 +33,8 @@ def add_commands(commands: Any) -> None:
     plan = add_command(commands, "plan", _plan, "estimate the memory and time that a run needs", _PLAN)
     add_config_arguments(plan)
     plan.add_argument("--memory", type=float, metavar="GIB", help="memory that the run may use (default: all)")
+    plan.add_argument("--card", default="", help="a GPU to plan for: a100, h100 or h200 (default: the run's, or h100)")
+    plan.add_argument("--length", type=int, metavar="TOKENS", help="tokens of an episode, to reckon the times with")
     plan.add_argument("--json", action="store_true", help="write the plan as JSON, in bytes, tokens and seconds")
 
 
@@ -42,15 +45,30 @@ def _plan(arguments: argparse.Namespace) -> int:
     if arguments.memory is not None and not 0 < arguments.memory < float("inf"):
         raise ConfigError(f"--memory is {arguments.memory:g}: give the GiB that the run may use, for example 80")
     config = load_config(preset=arguments.preset, path=arguments.config, overrides=arguments.overrides)
-    return show_plan(config, memory=arguments.memory, as_json=arguments.json)
+    if arguments.length is not None and not 1 < arguments.length <= config.rollout.episode_tokens:
+        most = config.rollout.episode_tokens
+        raise ConfigError(f"--length is {arguments.length}: give 2 to {most} tokens, rollout.episode_tokens")
+    return show_plan(
+        config, memory=arguments.memory, card=arguments.card, length=arguments.length, as_json=arguments.json
+    )
 
 
-def show_plan(config: "Config", *, memory: float | None = None, as_json: bool = False, checks: bool = False) -> int:
+def show_plan(
+    config: "Config",
+    *,
+    memory: float | None = None,
+    card: str = "",
+    length: int | None = None,
+    as_json: bool = False,
+    checks: bool = False,
+) -> int:
     """Print what a run will need; return the exit code, 1 where it does not fit or a package is missing.
 
     Args:
         config: the run's settings.
         memory: GiB that it may use; by default all of its device.
+        card: name of the GPU to plan for; by default the run's.
+        length: tokens of an episode for the times; by default those of the gold player, on a GPU as many as may be.
         as_json: print JSON.
         checks: also check everything else that a run checks before it loads its model.
 
@@ -58,36 +76,81 @@ def show_plan(config: "Config", *, memory: float | None = None, as_json: bool = 
         UsageError: something that the config names is missing.
     """
     load_torch()
-    import torch
     from transformers.utils import logging
 
-    from agentrl.engines import check_cpu_heads
-    from agentrl.runs.assemble import model_config, run_tokenizer, task_mix, with_dialect
     from agentrl.runs.checkpoint import model_at
+    from agentrl.train.forecast import card_of, run_seconds
     from agentrl.train.live import check_playing
-    from agentrl.train.memory import needs, play_gold
 
     logging.set_verbosity_error()
     # Settings that no run can follow are refused. The engine is not made, since its package may not be installed here.
     check_playing(config)
-    path = model_at(config.model.path, partial(print, file=sys.stderr))
-    config = with_dialect(config.updated(model={"path": path}))
-    tokenizer = run_tokenizer(config, mix := task_mix(config, "train"))
-    if checks:
-        _show_tasks(config, tokenizer)
-    limit = None if memory is None else int(memory * _GIB)
-    shape = model_config(config, tokenizer)
-    if config.engine.name == "vllm" and config.model.device == "cpu" and not torch.cuda.is_available():
-        check_cpu_heads(shape.get_text_config())
-    needed = needs(config, shape, limit, play_gold(config, mix, tokenizer))
-    if as_json:
-        print(json.dumps({**asdict(needed), "total": needed.total, "fits": not needed.remedy}))
-    else:
-        _show(needed)
+    path, gpu = model_at(config.model.path, partial(print, file=sys.stderr)), card_of(config, card)
+    config = config.updated(model={"path": path, "device": "cuda" if card else config.model.device})
+    # On a GPU not by gold: a gold player's episodes are far shorter than those of a model that reasons.
+    length, unchecked = length or (config.rollout.episode_tokens if gpu else None), list[str]()
+    shape, gold = _read(config, unchecked, length=length, checks=checks)
+    needed, basis = _estimate(config, shape, gold, gpu, None if memory is None else int(memory * _GIB))
+    total = run_seconds(config, needed.seconds) if needed.seconds else None
     lacking = missing_parts(config) if checks else []
+    if as_json:
+        row = {**asdict(needed), "total": needed.total, "fits": not needed.remedy}
+        print(json.dumps({**row, "run_seconds": total, "basis": basis, "unchecked": unchecked}))
+        return int(bool(needed.remedy))
+    for sentence in unchecked:
+        print(f"unchecked {sentence}")
+    _show(needed, config.optim.steps, total, basis)
     for sentence in lacking:
         print(f"missing   {sentence}")
     return int(bool(needed.remedy or lacking))
+
+
+def _read(config: "Config", unchecked: list[str], *, length: int | None, checks: bool) -> tuple[Any, "Gold | None"]:
+    """Return the model's configuration, and the lengths of its episodes: ``length``, or those of the gold player.
+
+    What only the hub has, and no plan needs, becomes a sentence in ``unchecked`` where the hub can't be reached.
+    """
+    from agentrl.models.shapes import published_shape
+    from agentrl.runs.assemble import model_config, run_tokenizer, task_mix, with_dialect
+    from agentrl.train.memory import Gold, play_gold
+
+    shape, tokenizer = published_shape(config.model.path), None
+    gold = Gold(tokens=length, sampled=length - 1, seconds=0.0) if length else None
+    if shape and gold and not checks:
+        return shape, gold
+    try:
+        config = with_dialect(config)
+        tokenizer = run_tokenizer(config, task_mix(config, "train"))
+    except HubError as error:
+        if shape is None:
+            raise
+        unchecked.append(f"the tokenizer, its chat template, the prompt: {error}")
+    try:
+        if checks:
+            _show_tasks(config, tokenizer)
+        if gold is None and tokenizer is not None:
+            gold = play_gold(config, task_mix(config, "train"), tokenizer)
+    except HubError as error:
+        unchecked.append(f"the tasks: {error}")
+    return shape or model_config(config, tokenizer), gold
+
+
+def _estimate(
+    config: "Config", shape: Any, gold: "Gold | None", gpu: "Card | None", limit: int | None
+) -> tuple["Needs", str]:
+    """Return what a run needs, and what its seconds rest on where they are those of a GPU's data sheet."""
+    import torch
+
+    from agentrl.engines import check_cpu_heads
+    from agentrl.train.forecast import basis, forecast
+    from agentrl.train.memory import needs
+
+    if config.engine.name == "vllm" and config.model.device == "cpu" and not torch.cuda.is_available():
+        check_cpu_heads(shape.get_text_config())
+    needed = needs(config, shape, limit or (gpu.memory if gpu else None), gold)
+    if gpu is None or gold is None:
+        return needed, ""
+    return replace(needed, seconds=forecast(config, shape, gpu, gold.tokens)), basis(config, gpu, gold.tokens)
 
 
 def _show_tasks(config: "Config", tokenizer: Any) -> None:
@@ -96,28 +159,34 @@ def _show_tasks(config: "Config", tokenizer: Any) -> None:
 
     sources = check_run(config)
     for name, train in sources.train.sources.items():
-        renderer = make_renderer(config, tokenizer, train)
-        prompt = len(renderer.prompt(train.opening()).token_ids)
         splits = (train, sources.held_out.sources[name])
         counts = [f"{split.tasks.size or 'endless'} {split.split}" for split in splits]
         share = f", {sources.train.shares(100)[name]}% of a step" if name else ""
         print(f"tasks     {' and '.join(counts)} of {train.env_id}, in the dialect {train.dialect.name}{share}")
+        if tokenizer is None:
+            continue
+        prompt = len(make_renderer(config, tokenizer, train).prompt(train.opening()).token_ids)
         rollout = config.rollout
         total = rollout.total_tokens or 4 * rollout.episode_tokens
         most = f"a row has at most {rollout.episode_tokens}, all rows of an episode {total}"
         print(f"prompt    {prompt} tokens, the first; {most}")
 
 
-def _show(needed: "Needs") -> None:
-    """Print a line for each part of the memory, for the step, and for the remedy where the run does not fit."""
+def _show(needed: "Needs", steps: int, total: float | None, basis: str) -> None:
+    """Print a line for each part of the memory, for the step, the run, and the remedy where the run does not fit."""
     from agentrl.runs.report.text import duration
 
     for name, size in needed.memory.items():
         print(f"memory    {size / _GIB:8.2f} GiB  {name}")
     print(f"in all    {needed.total / _GIB:8.2f} GiB" + (f"  of {needed.limit / _GIB:.2f}" if needed.limit else ""))
     phases = ", ".join(f"{duration(seconds)} to {name}" for name, seconds in needed.seconds.items())
-    expected = f"about {needed.expected} as gold plays, " if needed.expected < needed.tokens else ""
+    shorter = "at that length" if basis else "as gold plays"
+    expected = f"about {needed.expected} {shorter}, " if needed.expected < needed.tokens else ""
     times = phases or "and no times: they are measured on its device only"
     print(f"a step    {needed.tokens} tokens at most, {expected}{times}")
+    if total is not None:
+        print(f"the run   {duration(total)} for {steps} steps and the evaluations")
+    if basis:
+        print(f"estimate  {basis}")
     if needed.remedy:
         print(f"too much  {needed.remedy}")

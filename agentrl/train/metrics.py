@@ -22,7 +22,7 @@ from agentrl.train.groups import StepGroups
 from agentrl.train.score import new_tokens
 from agentrl.types import Trajectory, flatten
 
-_PEAKS = {
+PEAKS = {
     **{"A100": 312e12, "H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12, "H200 NVL": 835e12, "H200": 989e12},
     **{"GH200": 989e12, "B200": 2250e12, "L4": 121e12, "L40S": 362e12, "A10": 125e12, "RTX 4090": 165e12},
 }
@@ -152,8 +152,8 @@ def peak_flops(device: torch.device, dtype: str) -> float | None:
     if device.type != "cuda" or dtype != "bfloat16":
         return None
     name = torch.cuda.get_device_name(device)
-    matching = (words for words in sorted(_PEAKS, key=len, reverse=True) if re.search(rf"\b{words}\b", name))
-    return _PEAKS.get(next(matching, ""))
+    matching = (words for words in sorted(PEAKS, key=len, reverse=True) if re.search(rf"\b{words}\b", name))
+    return PEAKS.get(next(matching, ""))
 
 
 def rates(row: Mapping[str, float], peak: float | None) -> dict[str, float]:

@@ -45,9 +45,10 @@ def folder(tmp_path: Path, tokenizer: Any) -> Path:
 @pytest.mark.slow
 def test_plan_of_the_tiny_model(command: Command) -> None:
     lines = command("plan", "--preset", "quickstart", *settings()).out.splitlines()
-    assert [line.split()[0] for line in lines] == ["memory"] * 10 + ["in", "a"]
+    assert [line.split()[0] for line in lines] == ["memory"] * 10 + ["in", "a", "the"]
     spans = ", ".join(rf"[^,]*[1-9][^,]* (s|min) to {verb}" for verb in ("generate", "score", "update"))
-    assert re.fullmatch(f"a step    24576 tokens at most, about [0-9]{{4,5}} as gold plays, {spans}", lines[-1])
+    assert re.fullmatch(f"a step    24576 tokens at most, about [0-9]{{4,5}} as gold plays, {spans}", lines[-2])
+    assert re.fullmatch("the run   .* for 36 steps and the evaluations", lines[-1])
     printed = command("plan", "--preset", "quickstart", "--memory", "0.01", "--json", *settings(), code=1)
     row = json.loads(printed.out)
     assert row["fits"] is False and row["limit"] == int(0.01 * 2**30) and row["total"] == sum(row["memory"].values())
@@ -79,7 +80,7 @@ def test_dry_run_needs_a_config_and_a_tokenizer_but_no_weights_and_no_vllm(
     assert re.fullmatch(
         rf"prompt    .* tokens, the first; a row has at most {most}, all rows of an episode \d+", lines[1]
     )
-    assert lines[2].startswith("memory ") and f"a step    {rows * most} tokens at most" in lines[-1]
+    assert lines[2].startswith("memory ") and f"a step    {rows * most} tokens at most" in lines[-2]
     assert not Path("runs").exists()
 
 
@@ -119,9 +120,9 @@ def test_presets_keep_what_the_papers_say(name: str) -> None:
     assert source._env.max_turns == 5 and source._env.tools[0].max_chars == 256
 
 
-@pytest.mark.parametrize("name", TIR)
+@pytest.mark.parametrize("name", [name for name in presets() if name.startswith("qwen3")])
 def test_every_number_of_a_preset_has_a_source(name: str) -> None:
     text = presets()[name]
     for line in text.splitlines():
-        if " = " in line and not line.startswith(("name", "id", "args", "device", "#")):
+        if " = " in line and not line.startswith(("name", "base", "id", "args", "device", "#")):
             assert "#" in line and any(word in line for word in ("[paper", "[code", "[ours]", "all of AIME")), line
