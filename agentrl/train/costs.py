@@ -50,27 +50,35 @@ class Costs:
     """The same for the rest of the model."""
     recomputes: bool
     """True if the model can compute activations again."""
-    score: float
-    """Seconds of scoring per operation that ``work`` counts."""
-    update: float
+    score: float = 0.0
+    """Seconds of scoring per operation that ``work`` counts; 0 where no times were taken."""
+    update: float = 0.0
     """Seconds of an update per such operation."""
-    step: float
+    step: float = 0.0
     """Seconds of a step in which ``rows`` rows generate a token each, per operation of one token."""
-    rows: int
+    rows: int = 1
     """Rows that generate at a time."""
 
 
-def measure(config: Config, shape: PreTrainedConfig, device: str, lengths: tuple[int, int]) -> Costs:
+def measure(config: Config, shape: PreTrainedConfig, device: str, lengths: tuple[int, int] | None) -> Costs:
     """Train, score and sample with small models for some seconds.
 
     Args:
         config: the run's settings.
         shape: the configuration of its model.
         device: where to do it.
-        lengths: all tokens of an episode, and the sampled ones.
+        lengths: all tokens of an episode, and the sampled ones; None to take no times, which are the longest work.
     """
     plain = config.updated(optim={"gradient_checkpointing": False})
-    single, double = (saved_bytes(plain, _small(config, shape, layers, device)) / _TOKENS for layers in (1, 2))
+
+    def saved(layers: int) -> tuple[float, bool]:
+        model = _small(config, shape, layers, device)
+        return saved_bytes(plain, model) / _TOKENS, model.supports_gradient_checkpointing
+
+    (single, recomputes), (double, _) = saved(1), saved(2)
+    layer, rest = double - single, max(0.0, 2 * single - double)
+    if lengths is None:
+        return Costs(layer=layer, rest=rest, recomputes=recomputes)
     model = _small(config, shape, 2, device)
     learner = make_learner(config, model)
     # The wider the model, the fewer tokens.
@@ -80,9 +88,9 @@ def measure(config: Config, shape: PreTrainedConfig, device: str, lengths: tuple
     operations = work(model, pack)
     rows = min(_ROWS, config.rollout.concurrency, config.rollout.tasks * config.rollout.group_size)
     return Costs(
-        layer=double - single,
-        rest=max(0.0, 2 * single - double),
-        recomputes=model.supports_gradient_checkpointing,
+        layer=layer,
+        rest=rest,
+        recomputes=recomputes,
         score=_seconds(lambda: learner.score(pack)) / operations,
         update=_seconds(lambda: learner.update([pack], lambda _, stats: stats.logp.sum(), 0.0)) / operations,
         step=_seconds(_generation(config, model, rows)) / (_STEPS * work(model, batch_of(1, 2, 1))),

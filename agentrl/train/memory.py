@@ -105,7 +105,8 @@ def needs(config: Config, shape: PreTrainedConfig, limit: int | None = None, gol
     longest = config.rollout.episode_tokens
     gold = gold or Gold(tokens=longest, sampled=longest - 1, seconds=0.0)
     # Activations are nearly the same on any device, but times are not.
-    costs = measure(config, shape, config.model.device if here else "cpu", (gold.tokens, gold.sampled))
+    device, lengths = (config.model.device, (gold.tokens, gold.sampled)) if here else ("cpu", None)
+    costs = measure(config, shape, device, lengths)
     model = Counts(shape, config)
     limit = limit or (_limit(config.model.device) if here else None)
 
