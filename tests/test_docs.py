@@ -5,22 +5,27 @@ import asyncio
 import io
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentrl.algos import check_options
+from agentrl.cli import _parser, main
 from agentrl.config import load_config, parse_config
 from agentrl.engines.base import Sampling
 from agentrl.engines.scripted import ScriptedEngine
 from agentrl.errors import ConfigError
 from agentrl.eval.sets import make_sets
+from agentrl.models.shapes import published_shape
 from agentrl.render.renderer import Renderer
 from agentrl.rollout.plan import EpisodeSpec
 from agentrl.runs.assemble import make_collector
@@ -31,8 +36,11 @@ from agentrl.toolenv.checker import check_env
 from agentrl.toolenv.registry import make
 from agentrl.toolenv.tools.mcp import close_sessions
 from agentrl.toolenv.tools.python import shared_sandbox, use_backend
+from agentrl.train.costs import Costs
+from agentrl.train.forecast import CARDS, forecast, run_seconds
 from agentrl.train.live import check_run
 from agentrl.train.run import train
+from agentrl.train.step import check_training_config
 
 from .engines.conftest import fake
 from .engines.servers import Fake, spoken
@@ -286,3 +294,73 @@ def test_the_loop_learns(server: Server, tmp_path: Path) -> None:
     rewards = [float(value) for value in re.findall(r"^step \d+: mean reward ([\d.]+)$", done.stdout, re.MULTILINE)]
     assert len(rewards) == 20
     assert rewards[0] < 0.15 and max(rewards[-3:]) > 0.35, rewards
+
+
+LADDER = "qwen3_4b.md"
+SCRIPT = "".join(blocks(LADDER, "bash")).replace("\\\n", "")
+TYPED = [shlex.split(line) for line in SCRIPT.splitlines() if line.strip()]
+SHOWN = {block.partition("\n")[0].removeprefix("$ "): block for block in blocks(LADDER, "console")}
+"""The blocks of commands with their output, by command; … stands for lines that are left out."""
+DRY = [" ".join(words) for words in TYPED if words[:2] == ["agentrl", "plan"] or "--dry-run" in words]
+RUNS = [" ".join(words) for words in TYPED if words[:2] == ["agentrl", "train"] and words[-1] == "qwen"]
+NUMBER = re.compile(r"\d+(?:\.\d+)?")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("line", DRY)
+def test_the_ladder_prints_what_its_page_shows(line: str, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``AGENTRL_WRITE=1 pytest -n 0 -k ladder`` writes what is printed into the page."""
+    command = next((command for command in SHOWN if command.removeprefix("HF_HUB_OFFLINE=1 ") == line), "")
+    shown = SHOWN.get(command, "\n…\n").splitlines()[1:]
+    if "…" in shown:  # no activations are shown, which take the time
+        monkeypatch.setattr("agentrl.train.memory.measure", lambda *_: Costs(layer=1.0, rest=1.0, recomputes=True))
+    assert main(shlex.split(line)[1:]) in (0, 1), "packages may be missing here"
+    printed = [text for text in capsys.readouterr().out.splitlines() if not text.startswith("missing")]
+    unchecked = [text for text in printed if text.startswith("unchecked")]
+    assert len(unchecked) == (2 if "--dry-run" in line else 0), "the hub can't be reached: a plan needs none of it"
+    if "…" in shown:
+        labels = {text[:10].ljust(10) for text in shown}
+        printed = ["…", *(text for text in printed if text[:10] in labels), *["…"][: len(shown) - 1]]
+    if os.environ.get("AGENTRL_WRITE") and command:
+        page = (DOCS / LADDER).read_text("utf-8")
+        (DOCS / LADDER).write_text(page.replace(SHOWN[command], "\n".join([f"$ {command}", *printed, ""])), "utf-8")
+        shown = printed
+    assert [NUMBER.sub("#", text) for text in printed] == [NUMBER.sub("#", text) for text in shown]
+    # Activations are measured, so they may differ a little from machine to machine.
+    numbers = ([float(number) for number in NUMBER.findall("\n".join(lines))] for lines in (printed, shown))
+    assert next(numbers) == pytest.approx(next(numbers), rel=0.1)
+
+
+def test_what_else_the_ladder_types() -> None:
+    assert [run.replace(" --name qwen", " --dry-run") for run in RUNS] == [line for line in DRY if "--dry-run" in line]
+    extras = tomllib.loads((DOCS.parent / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    for words in TYPED:
+        match words:
+            case ["agentrl", *argv]:
+                arguments = _parser().parse_args(argv)
+                if preset := getattr(arguments, "preset", None):
+                    check_training_config(load_config(preset=preset, overrides=arguments.overrides))
+                if getattr(arguments, "envs", None):
+                    make_sets(load_config(), arguments.envs)
+            case ["pip", "install", "-e", extra]:
+                assert set(re.findall(r"\w+", extra)) <= set(extras)
+            case ["hf", "download", name]:
+                assert {name} == {load_config(preset=shlex.split(run)[3]).model.path for run in RUNS}
+            case ["ray", "start", *options]:
+                if find_spec("ray"):
+                    import_module("ray.scripts.scripts").start.make_context("start", list(options))
+            case _:
+                assert words[0] in ("export", "python3", "source", "tail", "vllm") or words == ["ray", "status"], words
+
+
+def test_the_hours_of_the_ladder_are_those_of_its_plans() -> None:
+    page, shape = (DOCS / LADDER).read_text("utf-8"), published_shape("Qwen/Qwen3-4B-Base")
+    rows = re.findall(r"^\| \[.*`(\S+)`.*\| (\d+) . (\d+) \| (\d+) \| (\d+) \| (\d+) \|$", page, re.MULTILINE)
+    assert len(rows) == len(RUNS) and shape is not None
+    for preset, *numbers in rows:
+        config = load_config(preset=preset)
+        seconds = (run_seconds(config, forecast(config, shape, CARDS["h100"], tokens)) for tokens in (3000, 9024))
+        hours = [round(each / 3600) for each in seconds]
+        rollout = config.rollout
+        assert [*map(int, numbers)] == [rollout.tasks, rollout.group_size, config.optim.steps, *hours], preset
