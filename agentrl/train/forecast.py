@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from agentrl.config import Config
-from agentrl.errors import UnknownNameError
+from agentrl.errors import ConfigError, UnknownNameError
 from agentrl.train.costs import batch_of, trains_adapters, work
 from agentrl.train.metrics import PEAKS, peak_flops
 
@@ -85,6 +85,9 @@ def forecast(config: Config, shape: PreTrainedConfig, card: Card, tokens: int) -
         shape: the configuration of its model.
         card: each of its GPUs.
         tokens: of each episode, prompt included; all but the first count as sampled.
+
+    Raises:
+        ConfigError: the fleet has no number of actors.
     """
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(shape)
@@ -130,8 +133,12 @@ def _sampling(config: Config, model: Any, card: Card, tokens: int) -> float:
     size = torch.finfo(getattr(torch, config.model.dtype)).bits // 8
     weights = size * sum(weight.numel() for weight in model.parameters())
     # On average a row is half as long as it becomes.
-    row = size * text.num_hidden_layers * 2 * text.num_key_value_heads * text.head_dim * tokens / 2
-    engines = int(str(config.fleet.options.get("actors", 1))) if config.fleet.name == "ray" else 1
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    row = size * text.num_hidden_layers * 2 * heads * width * tokens / 2
+    engines = config.fleet.options.get("actors", 1) if config.fleet.name == "ray" else 1
+    if not isinstance(engines, int) or engines < 1:
+        raise ConfigError(f"fleet.options.actors is {engines!r}: give their number, from 1")
     rows = min(rollout.concurrency, -(-rollout.tasks * rollout.group_size // engines))
     if config.engine.name == "vllm":
         room = float(str(options.get("memory", 0.3))) * card.memory - weights

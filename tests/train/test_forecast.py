@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from agentrl.config import load_config
-from agentrl.errors import UnknownNameError
+from agentrl.errors import ConfigError, UnknownNameError
 from agentrl.models.shapes import published_shape
 from agentrl.train.forecast import CARDS, card_of, forecast, run_seconds
 
@@ -53,6 +53,8 @@ def test_sampling_by_hand() -> None:
     fleet = seconds("qwen3-4b-eight-gpus", 9024)
     assert fleet["generate"] == alone["generate"] and fleet["score"] == pytest.approx(alone["score"])
     assert 1.2 < fleet["update"] / alone["update"] < 1.5, "the gradients of all weights too, but of no more attention"
+    with pytest.raises(ConfigError, match=r"fleet\.options\.actors is 0: give their number, from 1"):
+        seconds("qwen3-4b-eight-gpus", 9024, "fleet.options.actors=0")
     embedded = seconds("qwen3-4b-one-gpu", 9024, "engine.name=transformers")["generate"]
     assert embedded > 20 * alone["generate"], "docs/gpu.md: the embedded engine wastes a GPU"
 
