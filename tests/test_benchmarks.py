@@ -105,3 +105,23 @@ def test_the_viewer_is_measured(run: Run, require: Callable[[bool, str], None]) 
     assert [line.split(" | ")[0] for line in shown.splitlines() if "< 3 s" in line] == [
         "| 20 x 60 tokens in 3 turns: first episode shown", "| 1 x 400 tokens in 50 turns: first episode shown"
     ]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_the_memory_of_ranks_is_measured(run: Run) -> None:
+    shown = run("ranks_memory.py", "--ranks", "2", "--layers", "2", "--hidden", "64", "--tokens", "64")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in shown.splitlines() if line[:2] == "| "][1:]
+    assert len(rows) == 11 and all(int(row[2]) + int(row[3]) == int(row[4]) > 0 for row in rows)
+    assert "bytes are equal" in shown
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_sizes_of_models_are_laid_out_on_cards(run: Run) -> None:
+    rows = [line.split(" | ") for line in run("model_sizes.py").splitlines()[2:]]
+    # More cards never fit less, and larger models never more.
+    order = ["does not fit", "LoRA", "all weights"]
+    ranks = [[order.index(cell.partition(":")[0].strip(" |")) for cell in row[1:]] for row in rows]
+    assert all(row == sorted(row) for row in ranks) and ranks == sorted(ranks, reverse=True)
+    assert ranks[0][1:] == [2, 2, 2] and ranks[-1][0] == 0

@@ -95,7 +95,8 @@ def load_skeleton(path: str | Path) -> tuple[PreTrainedModel | None, str]:
         model.generation_config = GenerationConfig.from_pretrained(path)
     use_fast_linear(model)
     use_fast_norms(model)
-    model.agentrl_path = str(path)
+    # Absolute, since other ranks may run in another folder.
+    model.agentrl_path = str(Path(path).resolve() if Path(path).exists() else path)
     return model.eval(), ""
 
 

@@ -46,7 +46,7 @@ class Learner:
         named: dict[str, Tensor] = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
         self._names, self.trained = list(named), list(named.values())
         """The weights that the optimizer moves, in order."""
-        Learner.renew(self, optim, temperature)
+        self._begin(optim, temperature)
         self._dtype: torch.dtype = getattr(torch, dtype)
         self._reference: PreTrainedModel | None = None
         if optim.gradient_checkpointing:
@@ -54,6 +54,11 @@ class Learner:
 
     def renew(self, optim: OptimSettings, temperature: float) -> None:
         """Begin with a fresh optimizer, and another temperature; checkpointing stays as it is."""
+        # An optimizer refers to itself: its moments would stay until Python collects it.
+        self.optimizer.state.clear()
+        self._begin(optim, temperature)
+
+    def _begin(self, optim: OptimSettings, temperature: float) -> None:
         # On a CPU a fused step is one pass over the weights instead of one per operation: three times as fast for large
         # models.
         fused = self.model.device.type == "cpu" or None

@@ -179,14 +179,16 @@ class Counts:
         if size < 4 and ranks == 1:
             # The weights' casts, and the gradient by one of them.
             head += size * (self._weights + adapters + (1 if frozen else 2) * self._head)
-        # A layer that computes and the next one; the gradient of embedding and head, and its sum over ranks in float32.
-        gathered = size * (self._ends + 2 * self._layer) + (0 if frozen else (size + 4) * self._ends)
         # With checkpointing a layer keeps its input only, and one layer at a time computes the rest again. Beside what
         # is kept, the backward pass holds the gradients of about a layer.
         saved = self._layers * costs.layer
         if optim.gradient_checkpointing and costs.recomputes:
             saved = self._layers * self._width * size + costs.layer
         activations = optim.max_tokens * (saved + costs.layer + costs.rest)
+        # Ends and a layer that computes, and the next one. When the gradient of the ends is summed over the ranks, in
+        # float32, no activations are left.
+        ends = 0 if frozen else (size + 4) * self._ends
+        gathered = size * (self._ends + 2 * self._layer) + max(0, ends - head - round(activations))
         reference = 0 if not config.algo.kl_coef or config.lora.rank else self._weights
         parts = {
             "process": process + _LATER if on_cpu else _CONTEXT,
@@ -321,16 +323,16 @@ class Fit:
             knobs["run.ranks"] = [count for count in ranks if count > config.run.ranks]
         chosen: dict[str, Any] = {"engine.options.memory": share} if (share := self.share(config)) else {}
         for setting, values in knobs.items():
-            for value in values if not self.fits(_with(config, chosen)) else ():
+            for value in values if not self.fits(changed(config, chosen)) else ():
                 chosen[setting] = value
-                if self.fits(_with(config, chosen)):
+                if self.fits(changed(config, chosen)):
                     break
-        if not self.fits(_with(config, chosen)):
+        if not self.fits(changed(config, chosen)):
             return chosen, False
         # A later setting may have made an earlier one unnecessary.
         for setting in list(chosen):
             fewer = {name: value for name, value in chosen.items() if name != setting}
-            if self.fits(_with(config, fewer)):
+            if self.fits(changed(config, fewer)):
                 chosen = fewer
         return chosen, True
 
@@ -344,7 +346,7 @@ def _remedy(fit: Fit, config: Config) -> str:
     if fits:
         return f"{part} is the first that does not fit; all fits with {words}"
     even = f", and all does not even with {words}" if chosen else ""
-    adapters = not config.lora.rank and fit.fits(_with(config, chosen).updated(lora={"rank": 16}, sft={"steps": 0}))
+    adapters = not config.lora.rank and fit.fits(changed(config, chosen).updated(lora={"rank": 16}, sft={"steps": 0}))
     lora = "train adapters beside frozen weights, which fit with lora.rank=16, or " if adapters else ""
     return f"{part} is the first that does not fit{even}: {lora}take a smaller model or a device with more memory"
 
@@ -355,7 +357,8 @@ def _beyond(parts: Mapping[str, int], limit: int) -> str:
     return next((name for name, so_far in sums if so_far > limit), "")
 
 
-def _with(config: Config, settings: Mapping[str, Any]) -> Config:
+def changed(config: Config, settings: Mapping[str, Any]) -> Config:
+    """Return the settings with some replaced, by ``section.key``."""
     for setting, value in settings.items():
         section, name, *option = setting.split(".")
         if option:
