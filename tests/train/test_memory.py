@@ -188,9 +188,9 @@ def test_what_a_rank_holds_by_hand(tokenizer: Any) -> None:
     whole = sum(weight.numel() for weight in model.parameters())
     ends = whole - 3 * layer + (shape.vocab_size - model.config.vocab_size) * 32
     whole += ends - (whole - 3 * layer)
-    one, four = (needs(config.updated(run={"ranks": ranks}), shape).memory for ranks in (1, 4))
+    alone, four = (needs(config.updated(run={"ranks": ranks}), shape).memory for ranks in (1, 4))
     shares = {"weights": whole, "gradients": whole, "optimizer": 2 * whole, "reference": whole}
-    assert {name: four[name] for name in shares} == shares and one["reference"] == 2 * whole
+    assert {name: four[name] for name in shares} == shares and alone["reference"] == 2 * whole
     assert four["gathered weights"] == 2 * (ends + 2 * layer)
     (untied := copy.deepcopy(shape)).tie_word_embeddings = False
     short = needs(config.updated(run={"ranks": 4}, optim={"max_tokens": 64}), untied).memory
@@ -198,7 +198,7 @@ def test_what_a_rank_holds_by_hand(tokenizer: Any) -> None:
     late = 6 * (ends + head) - short["head"] - short["activations"]
     assert short["gathered weights"] == 2 * (ends + head + 2 * layer) + late and late > 0
     engine = four["engine's weights"] + four["engine's cache"]
-    assert engine == one["engine's weights"] + one["engine's cache"] > 0
+    assert engine == alone["engine's weights"] + alone["engine's cache"] > 0
     assert four["other ranks"] == 3 * (sum(four.values()) - four["other ranks"] - engine)
     on_card = needs(small(*CARD, "run.ranks=4"), shape, 10**9).memory
     assert "other ranks" not in on_card and on_card["weights"] == four["weights"]
