@@ -1,6 +1,7 @@
 """``agentrl compare | replay | probe``: look at episodes again."""
 
 import argparse
+import asyncio
 import json
 import sys
 from dataclasses import asdict
@@ -37,6 +38,7 @@ _PROBE = """examples:
   agentrl probe evals/first
   agentrl probe runs/first --json
   agentrl probe runs/first --judge kind --gold correct
+  agentrl probe runs/first --ask letters:JUDGE
 
 It lists wins that a person should look at, the gravest first, and losses that other graders would call wins. The right
 answers come from the environment that the file names, which is made as for agentrl replay.
@@ -63,6 +65,9 @@ def add_commands(commands: Any) -> None:
     )
     probe.add_argument(
         "--gold", metavar="PART", default="correct", help="exact grades, or a second judge's (%(default)s)"
+    )
+    probe.add_argument(
+        "--ask", metavar="MODULE:JUDGE", help="ask this judge about trivial answers, and about pairs in both orders"
     )
 
 
@@ -116,8 +121,10 @@ def _probe(arguments: argparse.Namespace) -> int:
     from agentrl.runs.progress import Display
 
     records = named(load(arguments.episodes), arguments.id)
-    if arguments.judge is not None:
-        shares = judged.compare_parts(records, arguments.judge, arguments.gold)
+    if arguments.judge is not None or arguments.ask is not None:
+        shares = judged.compare_parts(records, arguments.judge, arguments.gold) if arguments.judge is not None else []
+        if arguments.ask is not None:
+            shares += asyncio.run(judged.ask(judged.find_judge(arguments.ask), records))
         return _show(arguments, str(arguments.episodes), shares, judged.sections(shares))
     audit = probe(records, trusted=arguments.trust, say=Display().say)
     return _show(arguments, str(arguments.episodes), audit, sections(audit))

@@ -1,5 +1,7 @@
 """How far a judge can be trusted: against another part, by length and position, and on trivial answers."""
 
+import asyncio
+import pkgutil
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -70,9 +72,41 @@ def compare_parts(records: Sequence[Record], judged: str, other: str) -> list[Sh
     return [share for share in shares if share.cases]
 
 
+def find_judge(name: str) -> Judge:
+    """Return the judge that ``module:name`` names; the module is imported.
+
+    Raises:
+        UsageError: there is none.
+    """
+    try:
+        judge = pkgutil.resolve_name(name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UsageError(f"--ask {name} names no judge: write module:NAME ({error})") from error
+    if not isinstance(judge, Judge):
+        raise UsageError(f"--ask {name} is a {type(judge).__name__}: name an agentrl.judge.Judge")
+    return judge
+
+
+async def ask(judge: Judge, records: Sequence[Record]) -> list[Share]:
+    """Ask a judge about trivial answers to the episodes' tasks, and about pairs of their final answers in both orders.
+
+    Raises:
+        InfrastructureError: the judge failed.
+    """
+    answers = defaultdict[str, dict[str, None]](dict)
+    for record in records:
+        prompts = (message["content"] for message in record.trajectory.messages if message["role"] == "user")
+        answers[next(prompts, "")].update(dict.fromkeys(text for text, *_ in record.trajectory.turns[-1:]))
+    pairs = [(task, texts[0], texts[1]) for task, some in answers.items() if len(texts := [*some]) > 1]
+    shares = await asyncio.gather(trivial(judge, [*answers]), position(judge, pairs))
+    return [share for share in shares if share.cases]
+
+
 async def trivial(judge: Judge, tasks: Sequence[str], answers: Sequence[str] = TRIVIAL) -> Share:
     """Return the share of trivial answers that a judge accepts, with a score of at least half of its scale."""
-    cases = [(task, await judge.score(task, answer) >= _ACCEPTED) for task in tasks for answer in answers]
+    asked = [(task, answer) for task in tasks for answer in answers]
+    scores = await asyncio.gather(*(judge.score(task, answer) for task, answer in asked))
+    cases = [(task, score >= _ACCEPTED) for (task, _), score in zip(asked, scores, strict=True)]
     return _share("of trivial answers: accepted", cases)
 
 
@@ -83,10 +117,9 @@ async def position(judge: Judge, pairs: Sequence[tuple[str, str, str]]) -> Share
         judge: ranks them.
         pairs: a task and two different answers each. A judge without bias prefers the first in half of the cases.
     """
-    cases = list[tuple[str, bool]]()
-    for task, *answers in pairs:
-        for some in (answers, answers[::-1]):
-            cases.append((task, (await judge.rank(task, some, shuffle=False))[0] == 1.0))
+    asked = [(task, order) for task, *answers in pairs for order in (answers, answers[::-1])]
+    ranks = await asyncio.gather(*(judge.rank(task, order, shuffle=False) for task, order in asked))
+    cases = [(task, rank[0] == 1.0) for (task, _), rank in zip(asked, ranks, strict=True)]
     return _share("of pairs in both orders: the first is preferred", cases)
 
 

@@ -1,6 +1,5 @@
 """Judges of known faults: what disagrees, loves length or the first position, or accepts anything, is found out."""
 
-import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.cli import main
-from agentrl.eval.judged import TRIVIAL, position, trivial
+from agentrl.eval.judged import TRIVIAL
 from agentrl.judge import Judge
 
 from .played import play, save
@@ -46,9 +45,26 @@ class Credulous(Judge):
         return [1.0, 0.0]
 
 
-def test_a_judge_is_asked_about_trivial_answers_and_positions() -> None:
-    judge, tasks = Credulous("m", "Nice?"), [f"t{number}" for number in range(10)]
-    accepted = asyncio.run(trivial(judge, tasks))
-    assert (accepted.share, accepted.cases) == (0.5, 10 * len(TRIVIAL)) and accepted.low > 0.3
-    biased = asyncio.run(position(judge, [(task, "a", "b") for task in tasks]))
-    assert (biased.share, biased.cases) == (1.0, 20) and biased.low > 0.5
+CREDULOUS = Credulous("m", "Nice?")
+
+
+def test_a_judge_is_asked_about_trivial_answers_and_positions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The last task has one answer alone, and so no pair.
+    rows = [(task, text, 1.0) for task in range(8) for text in ("a", "b", "a")[: 1 if task == 7 else 3]]
+    path = str(judged(tmp_path / "e.jsonl", rows))
+    name = f"{__name__}:CREDULOUS"
+    assert main(["probe", path, "--ask", name, "--json"]) == 0
+    accepted, biased = json.loads(capsys.readouterr().out)
+    assert (accepted["share"], accepted["cases"]) == (0.5, 8 * len(TRIVIAL)) and accepted["low"] > 0.3
+    assert (biased["share"], biased["cases"]) == (1.0, 14) and biased["low"] > 0.5
+    assert main(["probe", path, "--ask", name, "--judge", "kind", "--id", "train:7"]) == 0
+    shown = capsys.readouterr().out
+    assert "of trivial answers: accepted" in shown and "kind agrees" in shown and "in both orders" not in shown
+    for wrong, why in (
+        ("nowhere:X", "names no judge"),
+        (f"{__name__}:judged", "is a function: name an agentrl.judge.Judge"),
+    ):
+        assert main(["probe", path, "--ask", wrong]) == 2
+        assert why in capsys.readouterr().err
