@@ -88,7 +88,7 @@ def find_judge(name: str) -> Judge:
 
 
 async def ask(judge: Judge, records: Sequence[Record]) -> list[Share]:
-    """Ask a judge about trivial answers to the episodes' tasks, and about pairs of their final answers in both orders.
+    """Measure a judge by trivial answers to the episodes' tasks, and by pairs of their final answers in both orders.
 
     Raises:
         InfrastructureError: the judge failed.

@@ -11,7 +11,7 @@ import re
 import stat
 import tarfile
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -294,13 +294,30 @@ def base_images(text: str) -> list[str]:
     return [match[2] for match in _FROM.finditer(text)]
 
 
-def packed(folder: Path, prefix: str = "", replaced: Mapping[str, bytes] | None = None) -> bytes:
+def sent(folder: Path) -> Collection[str]:
+    """Return the names in a build's context that its .dockerignore leaves, read as Docker reads it."""
+    from docker.utils.build import exclude_paths
+
+    path = folder / ".dockerignore"
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+    patterns = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    names: Collection[str] = exclude_paths(str(folder), patterns)
+    return names
+
+
+def packed(
+    folder: Path,
+    prefix: str = "",
+    replaced: Mapping[str, bytes] | None = None,
+    only: Collection[str] | None = None,
+) -> bytes:
     """Pack a folder as a tar that depends on names, contents and execute bits alone; root owns everything in it.
 
     Args:
         folder: what to pack; links are packed as links.
         prefix: where it goes, such as ``"tests/"``.
         replaced: contents of files that differ from the folder's.
+        only: the names to pack, relative to the folder; None for all.
 
     Raises:
         TaskFault: it holds something else than files, folders and links, or too much.
@@ -309,6 +326,8 @@ def packed(folder: Path, prefix: str = "", replaced: Mapping[str, bytes] | None 
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for path in sorted(_entries(folder)):
             name = path.relative_to(folder).as_posix()
+            if only is not None and name not in only:
+                continue
             entry, status = tarfile.TarInfo(prefix + name), path.lstat()
             entry.mode = 0o755 if path.is_dir() or status.st_mode & 0o111 or name == "test.sh" else 0o644
             data = None

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from agentrl.envs.adapters.harbor.box import Box, BoxSpec
-from agentrl.envs.adapters.harbor.folder import HarborTask, TaskFault, base_images, dockerfile, packed
+from agentrl.envs.adapters.harbor.folder import HarborTask, TaskFault, base_images, dockerfile, packed, sent
 from agentrl.envs.adapters.harbor.layer import build_layer
 from agentrl.processes.per_process import PerProcess
 from agentrl.sandboxes import SandboxError
@@ -68,7 +68,8 @@ class Host:
     def _built(self, task: HarborTask, image_map: Mapping[str, str], network: str, held: int) -> str:
         try:
             text = dockerfile(task, image_map)
-            context = packed(task.folder / "environment", replaced={"Dockerfile": text.encode()})
+            folder = task.folder / "environment"
+            context = packed(folder, replaced={"Dockerfile": text.encode()}, only=sent(folder))
         except TaskFault as error:
             raise SandboxError(f"{task.folder.name}: {error}") from error
         # Another base of the same name is another image.

@@ -10,7 +10,7 @@ import pytest
 
 import agentrl
 from agentrl.envs.adapters.harbor.env import SAMPLE
-from agentrl.envs.adapters.harbor.folder import TaskFault, dockerfile, packed, read_task
+from agentrl.envs.adapters.harbor.folder import TaskFault, dockerfile, packed, read_task, sent
 from agentrl.errors import ConfigError
 from agentrl.toolenv.tools.context import ToolContext
 
@@ -153,6 +153,19 @@ def test_a_folder_is_packed_by_content_and_its_links_are_not_followed(folder: Pa
     os.mkfifo(folder / "tests/pipe")
     with pytest.raises(TaskFault, match="neither file, folder nor link"):
         packed(folder / "tests")
+
+
+def test_what_a_dockerignore_names_is_not_sent(folder: Path) -> None:
+    pytest.importorskip("docker")
+    context = folder / "environment"
+    for name in ("data/kept.txt", "data/big.bin", "notes.md", "Dockerfile"):
+        (context / name).parent.mkdir(exist_ok=True)
+        (context / name).write_text("x")
+    whole = packed(context)
+    assert packed(context, only=sent(context)) == whole
+    (context / ".dockerignore").write_text("# large\n**/*.bin\n\n*\n!data\n**/big.*\n")
+    with tarfile.open(fileobj=BytesIO(packed(context, only=sent(context)))) as tar:
+        assert tar.getnames() == [".dockerignore", "Dockerfile", "data", "data/kept.txt"]
 
 
 def test_bad_tasks_are_refused_or_skipped_with_a_warning(folder: Path) -> None:
