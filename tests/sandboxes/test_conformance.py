@@ -25,6 +25,8 @@ def outcomes(sandbox: Sandbox) -> Iterator[dict[str, Future[Outcome]]]:
     # A sandbox of its own, which waits less for sleepers; the shared one is asked for only to be skipped with it.
     with open_sandbox("local", limits=Limits(wall_factor=2.0)) as brisk, ThreadPoolExecutor(4) as pool:
         yield {case.name: pool.submit(case.run, brisk) for case in LOCAL}
+        # Another worker may have taken some of the tests.
+        pool.shutdown(cancel_futures=True)
 
 
 @pytest.mark.parametrize("case", LOCAL, ids=str)

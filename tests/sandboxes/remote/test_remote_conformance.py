@@ -22,6 +22,8 @@ def outcomes(sandbox: Sandbox) -> Iterator[dict[str, Future[Outcome]]]:
     try:
         with RemoteSandbox(served.name, key=KEY) as remote, ThreadPoolExecutor(4) as pool:
             yield {case.name: pool.submit(case.run, remote) for case in CASES}
+            # Another worker may have taken some of the tests.
+            pool.shutdown(cancel_futures=True)
             assert remote.health().sessions == 0 and remote.counters().faults == 0
     finally:
         served.close()
