@@ -42,7 +42,7 @@ class Served:
         options = {"slots": 16, "max_length": 512, "memory": 0.1}
         self.engine: Any = make_engine("vllm", self.models[0], options)
         self.folder = Path(self.engine._folder.name)
-        assert descendants() > before
+        assert descendants() - before
         for model in self.models:
             model.set_attn_implementation("eager")
 
