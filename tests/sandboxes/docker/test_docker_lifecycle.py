@@ -56,7 +56,8 @@ def test_close_leaves_no_container_and_no_descriptor(engine: DockerEngine) -> No
         session.run("import os, time\nfor _ in range(3):\n    if os.fork() == 0: time.sleep(600)")
         opened.run("1")
         assert of(engine, owner()) - before
-    assert of(engine, owner()) == before
+    # Containers of earlier tests may be on their way out.
+    assert not of(engine, owner()) - before
     assert (opened.health().ok, opened.health().detail) == (False, "closed")
     session.close()
     with pytest.raises(SandboxError, match="closed"):
