@@ -6,7 +6,6 @@ several cards all are ranks, and the first has the engine too; where that does n
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import torch
 from measures import command_line, say
@@ -14,6 +13,7 @@ from transformers import Qwen3Config
 
 from agentrl.config import Config, load_config
 from agentrl.eval.pages import table
+from agentrl.models.shapes import published_shape
 from agentrl.train.costs import Costs, measure
 from agentrl.train.memory import Counts, Fit, changed
 
@@ -21,24 +21,18 @@ EXAMPLES = """examples:
   model_sizes.py                     the table of docs/scale.md, in a minute
   model_sizes.py --memory 140        on cards of 141 GB
 """
-SIZES = {
-    "4B": {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32},
-    "8B": {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32},
-    "14B": {"hidden_size": 5120, "intermediate_size": 17408, "num_hidden_layers": 40, "num_attention_heads": 40},
-    "32B": {"hidden_size": 5120, "intermediate_size": 25600, "num_hidden_layers": 64, "num_attention_heads": 64},
-}
-"""Of Qwen3's published models; all have 8 key heads of 128 numbers, and 151,936 tokens."""
+SIZES = ("4B", "8B", "14B", "32B")
+_WIDTHS = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
 CARDS = (1, 2, 4, 8)
 
 
 def shape_of(size: str, parts: int = 1) -> Qwen3Config:
     """Return the configuration of a size, all of its widths divided by ``parts``."""
-    sizes: dict[str, Any] = {name: number // parts for name, number in SIZES[size].items()}
-    sizes["num_hidden_layers"] = SIZES[size]["num_hidden_layers"]
-    tied = size == "4B"
-    return Qwen3Config(
-        **sizes, num_key_value_heads=8 // parts, head_dim=128, vocab_size=151_936, tie_word_embeddings=tied
-    )
+    shape = published_shape(f"Qwen/Qwen3-{size}")
+    assert shape is not None
+    for name in _WIDTHS:
+        setattr(shape, name, getattr(shape, name) // parts)
+    return shape
 
 
 def costs_of(config: Config, size: str) -> Costs:

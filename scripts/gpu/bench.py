@@ -21,26 +21,15 @@ from agentrl.config import OptimSettings
 from agentrl.engines.base import Completion, Sampling
 from agentrl.models.attention import NAME
 from agentrl.models.linear import use_fast_linear
+from agentrl.models.shapes import published_shape
 from agentrl.train.learner import Learner
 from agentrl.train.metrics import peak_flops
 from agentrl.types import Group, Segment, Stop, Trajectory
 
-HEADS = {"num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151_936}
-SHAPES = {
-    "0.6B": {
-        "hidden_size": 1024,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "intermediate_size": 3072,
-        **HEADS,
-    },
-    "4B": {"hidden_size": 2560, "num_hidden_layers": 36, "num_attention_heads": 32, "intermediate_size": 9728, **HEADS},
-    "tiny": {
-        **{"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64},
-        **{"num_key_value_heads": 2, "head_dim": 16, "vocab_size": 512},
-    },
+_TINY = {
+    **{"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64},
+    **{"num_key_value_heads": 2, "head_dim": 16, "vocab_size": 512, "tie_word_embeddings": True},
 }
-"""Of Qwen3's published models."""
 GIB, SEED = 1 << 30, 0
 Row = dict[str, Any]
 
@@ -158,9 +147,11 @@ def words(row: Row) -> str:
 
 
 def shape_of(bench: Bench, shape: str) -> Qwen3Config:
-    """Return the configuration of a model, a tiny one where all is to be quick."""
-    sizes = SHAPES["tiny" if bench.quick else shape]
-    return Qwen3Config(**sizes, tie_word_embeddings=True, max_position_embeddings=2**17)  # pyright: ignore[reportArgumentType]
+    """Return the configuration of one of Qwen3's sizes, a tiny one where all is to be quick."""
+    made = Qwen3Config(**_TINY) if bench.quick else published_shape(f"Qwen/Qwen3-{shape}")  # pyright: ignore[reportArgumentType]
+    assert made is not None, shape
+    made.max_position_embeddings = 2**17
+    return made
 
 
 def policy(bench: Bench, shape: str) -> Any:
