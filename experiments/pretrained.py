@@ -14,7 +14,7 @@ from typing import Any
 from arms import BASE, GRPO, OTB, POOLED, Arm, Unit, overrides
 from learn import fingerprint, results_of, tidy
 from rows import FOLDER, RowFile, commit_of
-from schedule import WITHIN
+from schedule import best_rate
 from verdict import NOT_RUN, Rows
 from work import PLACE, claimed
 
@@ -42,9 +42,8 @@ _OWN: Mapping[str, Any] = {**{name: BASE[name] for name in _SHARED}, "rollout.co
 
 def rate_of(arm: Arm, rows: Sequence[Mapping[str, Any]]) -> float | None:
     """Choose the rate of the highest mean success, of rates within two points the lowest; None before all are tried."""
-    tried = {row["unit"]["lr"]: _success(row) for row in rows if _is(row, arm, "rates")}
-    best = max(tried.values(), default=0.0)
-    return min((lr for lr, value in tried.items() if value >= best - WITHIN), default=None) if len(tried) == 3 else None
+    tried = {row["unit"]["lr"]: [row] for row in rows if _is(row, arm, "rates")}
+    return best_rate(tried, _success) if len(tried) == len(RATES) else None
 
 
 def _is(row: Mapping[str, Any], arm: Arm, purpose: str) -> bool:

@@ -2,7 +2,7 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from statistics import mean
@@ -126,10 +126,10 @@ def by_rate(rows: Iterable[Row], arm: str, rewards: str) -> dict[float, list[Row
     return dict(sorted(runs.items()))
 
 
-def best_rate(tried: Mapping[float, Sequence[Row]]) -> float:
-    """Choose the rate of highest success, and of those within two points the lowest."""
-    levels = {rate: mean(map(success, rows)) for rate, rows in tried.items()}
-    return min(rate for rate, level in levels.items() if level >= max(levels.values()) - WITHIN)
+def best_rate(tried: Mapping[float, Sequence[Row]], level: Callable[[Row], float] = success) -> float:
+    """Choose the rate of highest success, as ``level`` measures it, and of those within two points the lowest."""
+    levels = {rate: mean(map(level, rows)) for rate, rows in tried.items()}
+    return min(rate for rate, value in levels.items() if value >= max(levels.values()) - WITHIN)
 
 
 def counts(row: Row) -> bool:
