@@ -41,6 +41,20 @@ def installed(module: str) -> bool:
 
 
 def resolve(kind: str, table: Mapping[str, object], name: str) -> Any:
+    """Return the function or class that a name stands for; see :func:`find`.
+
+    Raises:
+        UnknownNameError: it is no name of the table.
+        ConfigError: as ``find`` raises it, or what ``module:name`` names can't be called.
+    """
+    target = find(kind, table, name)
+    if isinstance(table.get(name, name), str) and not callable(target):
+        shown = type(target).__name__
+        raise ConfigError(f"{kind} {name!r} is of type {shown}, which can't be called: name a function or a class")
+    return target
+
+
+def find(kind: str, table: Mapping[str, object], name: str) -> Any:
     """Return what a name stands for.
 
     Args:
@@ -50,7 +64,7 @@ def resolve(kind: str, table: Mapping[str, object], name: str) -> Any:
 
     Raises:
         UnknownNameError: it is no name of the table.
-        ConfigError: its module can't be imported, has nothing of that name, or has something that can't be called.
+        ConfigError: its module can't be imported, or has nothing of that name.
     """
     check_name(kind, table, name)
     target = table.get(name, name)
@@ -66,9 +80,6 @@ def resolve(kind: str, table: Mapping[str, object], name: str) -> Any:
     if attribute not in facts:
         names = [public for public in facts if not public.startswith("_")]
         raise ConfigError(f"{kind} {name!r} is not in {module}; {nearest(attribute, names)}")
-    if not callable(facts[attribute]):
-        shown = type(facts[attribute]).__name__
-        raise ConfigError(f"{kind} {name!r} is of type {shown}, which can't be called: name a function or a class")
     return facts[attribute]
 
 

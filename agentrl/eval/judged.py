@@ -1,7 +1,6 @@
 """How far a judge can be trusted: against another part, by length and position, and on trivial answers."""
 
 import asyncio
-import pkgutil
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from agentrl.errors import UsageError
 from agentrl.eval.intervals import interval
 from agentrl.eval.pages import Section
 from agentrl.judge import Judge
+from agentrl.named import find
 from agentrl.runs.records import Record
 
 TRIVIAL = (
@@ -78,10 +78,7 @@ def find_judge(name: str) -> Judge:
     Raises:
         UsageError: there is none.
     """
-    try:
-        judge = pkgutil.resolve_name(name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UsageError(f"--ask {name} names no judge: write module:NAME ({error})") from error
+    judge = find("judge", {}, name)
     if not isinstance(judge, Judge):
         raise UsageError(f"--ask {name} is a {type(judge).__name__}: name an agentrl.judge.Judge")
     return judge

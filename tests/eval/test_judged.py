@@ -63,7 +63,7 @@ def test_a_judge_is_asked_about_trivial_answers_and_positions(
     shown = capsys.readouterr().out
     assert "of trivial answers: accepted" in shown and "kind agrees" in shown and "in both orders" not in shown
     for wrong, why in (
-        ("nowhere:X", "names no judge"),
+        ("nowhere:X", "judge 'nowhere:X' needs nowhere: install it, or put its folder into PYTHONPATH"),
         (f"{__name__}:judged", "is a function: name an agentrl.judge.Judge"),
     ):
         assert main(["probe", path, "--ask", wrong]) == 2
