@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+import long
 import pretrained
 import show_exact
 import show_gradients
@@ -24,12 +25,8 @@ EXAMPLES = """examples:
   python experiments/figures.py           write them
   python experiments/figures.py --check   write nothing; 1 is the exit code where they are not those of the rows
 """
-PARTS = ("A", "B", "W", "C", "D", "E", "F", "H")
+PARTS = ("A", "B", "W", "C", "D", "E", "F", "G", "H")
 Maker = Callable[[Rows], str]
-
-
-def _not_run(rows: Rows) -> str:
-    return ""
 
 
 def _of(part: str, make: Maker) -> Maker:
@@ -63,9 +60,10 @@ TABLES: Mapping[str, Maker] = {
     "table 5": show_exact.ratios,
     "table 6": _of("F", show_updates.both),
     "table 7": pretrained.results,
+    "table 8": long.results,
 }  # fmt: skip
-"""Markdown by name; part G has no runner yet."""
-_MODULES = (show_exact, show_gradients, show_learning, show_updates)
+"""Markdown by name."""
+_MODULES = (show_exact, show_gradients, show_learning, show_updates, long)
 FIGURES: Mapping[str, tuple[str, Maker]] = {
     "figure 1": ("Noise of each baseline: the formula's and the measured one", show_gradients.prediction),
     "figure 2": ("Which baseline wins where, and the measured weights", show_gradients.wins),
@@ -73,8 +71,8 @@ FIGURES: Mapping[str, tuple[str, Maker]] = {
     "figure 4": ("Norms of gradients", show_learning.norms),
     "figure 5": ("Success by learning rate", show_learning.success_by_rate),
     "figure 6": ("Tokens to 70% by loss and passes", show_updates.tokens_by_loss),
-    "figure 7": ("Spread of the cumulative log ratio by position", _not_run),
-    "figure 8": ("Clipped share by position", _not_run),
+    "figure 7": ("Spread of the cumulative log ratio by position", long.spread),
+    "figure 8": ("Clipped share by position", long.clipped),
 }
 """Caption and SVG by name."""
 

@@ -11,7 +11,7 @@ import pytest
 from .conftest import load
 
 figures, schedule, gradients, plot, curves = map(load, ("figures", "schedule", "gradients", "plot", "curves"))
-show_gradients, show_learning = load("show_gradients"), load("show_learning")
+show_gradients, show_learning, long = load("show_gradients"), load("show_learning"), load("long")
 
 
 ROOT = Path(__file__).parents[2]
@@ -47,15 +47,28 @@ def curve(unit: dict[str, Any], speed: float) -> dict[str, Any]:
     }
 
 
+def long_run(unit: dict[str, Any]) -> dict[str, Any]:
+    """The row of a long run whose S_t spreads as √t; with power 0 ever more of its tokens are clipped."""
+    edges = [2**k for k in range(10)]
+    late = 1.0 if unit["arm"] == "ctpo power 0" else 0.1
+    return {
+        **curve(unit, 0.04),
+        "S_std": {str(t): 0.01 * t**0.5 for t in edges},
+        "clip_fraction": {str(t): 0.1 * t**late for t in edges},
+    }
+
+
 def whole_book() -> dict[str, list[dict[str, Any]]]:
-    """Rows of parts B to F, as if all had been run."""
-    book: dict[str, list[dict[str, Any]]] = {part: [] for part in "ABWCDEF"}
+    """Rows of parts B to G, as if all had been run."""
+    book: dict[str, list[dict[str, Any]]] = {part: [] for part in "ABWCDEFG"}
     book["W"] = [{"unit": {"seed": s}, "success": 0.2} for start in (1000, 2000) for s in range(start, start + 20)]
     for part in "CDEF":
         done: set[str] = set()
         while new := [unit for unit in schedule.ready_units(part, book)[0] if schedule.key_of(unit) not in done]:
             done |= {schedule.key_of(unit) for unit in new}
             book[part] += [curve(unit, 0.05 if "pooled" in unit["arm"] else 0.04) for unit in new]
+    for purpose in ("rates", "results"):
+        book["G"] += [long_run(unit) for unit in long.units(book["G"]) if unit["purpose"] == purpose]
     arms = {
         arm: {"noise": [float(number + 2)] * 5, "along": [4.0] * 5, "signal": [4.0] * 5}
         for number, arm in enumerate(gradients.ARMS)
@@ -74,13 +87,16 @@ def test_every_part_with_rows_has_its_tables_and_figures(monkeypatch: pytest.Mon
     book = whole_book()
     book["A"] = figures.read_all()["A"]
     files = figures.made(book, (ROOT / "docs" / "results.md").read_text())
-    assert sorted(files) == ["results.md", *(f"results/figure-{number}.svg" for number in range(1, 7))]
+    assert sorted(files) == ["results.md", *(f"results/figure-{number}.svg" for number in range(1, 9))]
     for name, text in files.items():
         if name.endswith("svg"):
             root = ElementTree.fromstring(text)
             assert root.tag == "{http://www.w3.org/2000/svg}svg" and "nan" not in text
     page = files["results.md"]
-    assert page.count("not run yet") == 3 + page.count("| B5 |"), "long episodes, the pretrained model and B5"
+    assert page.count("not run yet") == 1 + page.count("| B5 |"), "the pretrained model and B5"
+    assert "| G1 | the spread of S_t grows as √t: slope .4 to .6 | holds | ctpo 0.50" in page
+    assert "| G2 | power ½ clips late tokens as often as early ones | holds | 1.52 times |" in page
+    assert "| G2 | power 0 clips late tokens at least 3 times as often | holds | 64.00 times |" in page
     assert "| D1 | pooled needs fewer tokens to 70% than `otb` | holds |" in page
     assert "(3 pairs); fewer in 3 of 3" in page
     assert figures.made(book, page) == files, "made again it stays as it is"

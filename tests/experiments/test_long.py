@@ -1,0 +1,47 @@
+"""Part G: what its tasks ask, which runs it has, and what is kept of one by position."""
+
+from typing import Any
+
+import pytest
+
+import agentrl
+
+from .conftest import load
+
+long, relay = load("long"), load("relay")
+
+
+def test_an_episode_is_long_and_a_single_slip_loses_it() -> None:
+    env = agentrl.make(relay.ENV_ID, lines=10, length=40)
+    task = env.unwrapped.tasks("train")[0]
+    turns = env.unwrapped.gold_turns(task)
+    lines = relay.lines_of(task)
+    assert (len(turns), {len(line) for line in lines}) == (10, {40})
+    for slip, reward in ((False, 1.0), (True, 0.0)):
+        env.reset(options={"task": task.id})
+        played = [turn.replace(lines[3], lines[3][::-1]) if slip else turn for turn in turns]
+        results = [env.step(turn) for turn in played]
+        assert [terminated for _, _, terminated, _, _ in results] == [False] * 9 + [True]
+        assert sum(float(paid) for _, paid, *_ in results) == reward
+
+
+def test_runs_for_results_follow_the_rates_that_were_tried() -> None:
+    rates = list(long.units([]))
+    assert {unit["purpose"] for unit in rates} == {"rates"} and len(rates) == len(long.ARMS) * len(long.RATES)
+
+    def row(unit: dict[str, Any]) -> dict[str, Any]:
+        won = {1e-4: 3, 3e-4: 20, 1e-3: 9}[unit["lr"]]
+        return {"unit": unit, "successes": [won] * unit["steps"], "episodes": [32] * unit["steps"]}
+
+    known = list(long.units([row(unit) for unit in rates]))
+    results = [unit for unit in known if unit["purpose"] == "results"]
+    assert len(results) == len(long.ARMS) * len(long.SEEDS) and {unit["lr"] for unit in results} == {3e-4}
+
+
+def test_figures_by_position_are_means_of_the_steps_that_have_them() -> None:
+    steps = [
+        {"S_std_t1": 0.1, "S_std_t512": 3.0, "clip_fraction_t1": 0.5, "S_std": 9.0},
+        {"S_std_t1": 0.3, "clip_fraction_t1": 0.0},
+    ]
+    assert long.by_position(steps) == {"S_std": {"1": 0.2, "512": 3.0}, "clip_fraction": {"1": 0.25}}
+    assert long.slope([(8, 2.0), (32, 4.0), (128, 8.0)]) == pytest.approx(0.5)
