@@ -115,7 +115,7 @@ def _train(settings: Mapping[str, Any], seed: int, folder: Path, name: str) -> N
 
 def _runs(rows: Rows) -> dict[str, list[Row]]:
     """Sort the runs for results by arm; arms without one are left out."""
-    of = {arm.name: [row for row in rows.get("G", ()) if _is(row, arm.name, "results")] for arm in ARMS}
+    of = {arm.name: list[Row](row for row in rows.get("G", ()) if _is(row, arm.name, "results")) for arm in ARMS}
     return {arm: runs for arm, runs in of.items() if runs}
 
 

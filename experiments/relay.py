@@ -36,10 +36,9 @@ class Relay(agentrl.ToolEnv):
 
     instructions = "Pass on each line."
     tools = (send,)
-    dialect = "hermes"
 
-    def __init__(self, *, lines: int = 10, length: int = 40, **options: object) -> None:
-        super().__init__(**{"max_turns": lines, **options})
+    def __init__(self, *, lines: int = 10, length: int = 40, split: str = "train") -> None:
+        super().__init__(split=split, dialect="hermes", max_turns=lines)
         self._make = partial(_task, lines, length)
 
     def tasks(self, split: str) -> GeneratedTasks:

@@ -4,17 +4,15 @@ from typing import Any
 
 import pytest
 
-import agentrl
-
 from .conftest import load
 
 long, relay = load("long"), load("relay")
 
 
 def test_an_episode_is_long_and_a_single_slip_loses_it() -> None:
-    env = agentrl.make(relay.ENV_ID, lines=10, length=40)
-    task = env.unwrapped.tasks("train")[0]
-    turns = env.unwrapped.gold_turns(task)
+    env = relay.Relay(lines=10, length=40)
+    task = env.tasks("train")[0]
+    turns = env.gold_turns(task)
     lines = relay.lines_of(task)
     assert (len(turns), {len(line) for line in lines}) == (10, {40})
     for slip, reward in ((False, 1.0), (True, 0.0)):
