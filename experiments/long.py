@@ -202,10 +202,10 @@ def _late(runs: Sequence[Row]) -> float:
 
 def listed(rows: RowFile) -> str:
     """List the runs that are known."""
-    known = list(units(rows.rows))
-    words = [f"{unit['purpose']} of {unit['arm']}, rate {unit['lr']:g}, seed {unit['seed']}" for unit in known]
+    planned = list(units(rows.rows))
+    words = [f"{unit['purpose']} of {unit['arm']}, rate {unit['lr']:g}, seed {unit['seed']}" for unit in planned]
     return "\n".join(
-        f"{'done ' if rows.has(unit) else 'to do'}  {text}" for unit, text in zip(known, words, strict=True)
+        f"{'done ' if rows.has(unit) else 'to do'}  {text}" for unit, text in zip(planned, words, strict=True)
     )
 
 

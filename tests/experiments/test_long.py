@@ -31,8 +31,8 @@ def test_runs_for_results_follow_the_rates_that_were_tried() -> None:
         won = {1e-4: 3, 3e-4: 20, 1e-3: 9}[unit["lr"]]
         return {"unit": unit, "successes": [won] * unit["steps"], "episodes": [32] * unit["steps"]}
 
-    known = list(long.units([row(unit) for unit in rates]))
-    results = [unit for unit in known if unit["purpose"] == "results"]
+    planned = list(long.units([row(unit) for unit in rates]))
+    results = [unit for unit in planned if unit["purpose"] == "results"]
     assert len(results) == len(long.ARMS) * len(long.SEEDS) and {unit["lr"] for unit in results} == {3e-4}
 
 
