@@ -4,6 +4,7 @@ Every failure of the engine is a :class:`SandboxError`; one that a user can reme
 :class:`SandboxUnavailable` that names the command.
 """
 
+import math
 import os
 import socket
 import threading
@@ -11,7 +12,6 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from agentrl.sandboxes.base import Closing, SandboxError, SandboxUnavailable
@@ -110,14 +110,22 @@ class DockerEngine(Closing):
         labels = (inspected["Config"] or {}).get("Labels") or {}
         return Image(id=inspected["Id"], python=labels.get(PYTHON_LABEL, ""))
 
-    def build(self, folder: Path, tag: str, **args: str) -> Iterator[dict[str, Any]]:
-        """Build the Dockerfile in a folder, with these arguments, and yield the engine's messages meanwhile."""
+    def build(self, tag: str, *, timeout: float | None = None, **options: Any) -> None:
+        """Build an image with options of the SDK; its base must be on the engine's machine, or in a registry.
+
+        Raises:
+            SandboxError: The build failed or took more than ``timeout`` seconds.
+        """
+        until, last = time.monotonic() + (timeout or math.inf), ""
         with faults(f"building {tag}"):
-            # The engine may have no bridge, so the build shares the network of its machine; containers get none.
-            lines = self._client.build(
-                path=str(folder), tag=tag, rm=True, network_mode="host", decode=True, buildargs=args
-            )
-            yield from cast(Iterator[dict[str, Any]], lines)
+            seconds = None if timeout is None else int(timeout)
+            lines = self._client.build(tag=tag, rm=True, decode=True, timeout=seconds, **options)
+            for line in cast(Iterator[dict[str, Any]], lines):
+                if "error" in line:
+                    raise SandboxError(f"building {tag} failed: {line['error']}; it last said: {last}")
+                if time.monotonic() > until:
+                    raise SandboxError(f"building {tag} took more than {timeout:g} s")
+                last = (str(line.get("stream", "")).strip() or last)[-500:]
 
     def load(self, tar: IO[bytes], tag: str, settings: list[str]) -> None:
         """Make an image from a tar file of its whole file system, with settings as in a Dockerfile."""
@@ -157,17 +165,9 @@ class DockerEngine(Closing):
 
     def remove(self, container: str) -> None:
         """End and remove a container; one that is gone already is fine."""
-        import docker.errors
-
-        with faults("removing a container"):
-            try:
-                self._client.remove_container(container, force=True, v=True)
-            except docker.errors.NotFound:
-                return
-            except docker.errors.APIError as error:
-                # Another call, or the engine itself, is removing it already.
-                if error.status_code != 409:
-                    raise
+        # 409: another call, or the engine itself, is removing it already.
+        with faults("removing a container", fine=(404, 409)):
+            self._client.remove_container(container, force=True, v=True)
 
     def owned(self) -> dict[str, str]:
         """Map the containers of this back end, of every process, to their owners as :func:`owner` names them."""
@@ -269,8 +269,8 @@ def _explain(where: str, why: str) -> SandboxUnavailable:
 
 
 @contextmanager
-def faults(what: str) -> Generator[None]:
-    """Turn errors of the SDK, of HTTP and of the socket into ours."""
+def faults(what: str, fine: tuple[int, ...] = ()) -> Generator[None]:
+    """Turn errors of the SDK, of HTTP and of the socket into ours; a ``fine`` status of HTTP is no error."""
     # Imported late: the SDK is an extra, and takes a second to load.
     import docker.errors
     import requests
@@ -278,4 +278,5 @@ def faults(what: str) -> Generator[None]:
     try:
         yield
     except (docker.errors.DockerException, requests.RequestException, OSError) as error:
-        raise SandboxError(f"{what} failed: {error}") from error
+        if not (isinstance(error, docker.errors.APIError) and error.status_code in fine):
+            raise SandboxError(f"{what} failed: {error}") from error

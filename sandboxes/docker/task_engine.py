@@ -7,9 +7,8 @@ import json
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import IO, TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
-from agentrl.sandboxes.base import SandboxError
 from agentrl.sandboxes.docker.engine import ContainerStream, DockerEngine, faults
 
 if TYPE_CHECKING:
@@ -34,34 +33,6 @@ class TooLargeError(Exception):
 class TaskEngine(DockerEngine):
     """A connection to an engine that also builds images of tasks, and runs commands in their containers."""
 
-    def build_context(
-        self, context: IO[bytes], tag: str, *, network: str, timeout: float, labels: Mapping[str, str]
-    ) -> None:
-        """Build an image from a tar of its build context; its base must be on this machine, or in a registry.
-
-        Raises:
-            SandboxError: The build failed or took more than ``timeout`` seconds.
-        """
-        until, last = time.monotonic() + timeout, ""
-        with faults(f"building {tag}"):
-            lines = self._client.build(
-                fileobj=context,
-                custom_context=True,
-                tag=tag,
-                rm=True,
-                forcerm=True,
-                decode=True,
-                network_mode=network,
-                timeout=int(timeout),
-                labels=dict(labels),
-            )
-            for line in cast(Iterator[dict[str, Any]], lines):
-                if "error" in line:
-                    raise SandboxError(f"building {tag} failed: {line['error']}; it last said: {last}")
-                if time.monotonic() > until:
-                    raise SandboxError(f"building {tag} took more than {timeout:g} s")
-                last = (str(line.get("stream", "")).strip() or last)[-500:]
-
     def settings(self, image: str) -> Mapping[str, Any]:
         """Return an image's settings, such as ``WorkingDir`` and ``Env``.
 
@@ -80,14 +51,8 @@ class TaskEngine(DockerEngine):
 
     def remove_image(self, tag: str) -> None:
         """Remove an image; one that a container still uses stays, and one that is gone already is fine."""
-        import docker.errors
-
-        with faults(f"removing the image {tag}"):
-            try:
-                self._client.remove_image(tag)
-            except docker.errors.APIError as error:
-                if error.status_code not in (404, 409):
-                    raise
+        with faults(f"removing the image {tag}", fine=(404, 409)):
+            self._client.remove_image(tag)
 
     def is_running(self, container: str) -> bool:
         """Return whether a container's first process runs."""
@@ -96,14 +61,9 @@ class TaskEngine(DockerEngine):
 
     def kill(self, container: str) -> None:
         """End every process of a container; its files stay. One that has ended already is fine."""
-        import docker.errors
-
-        with faults("ending a container"):
-            try:
-                self._client.kill(container)
-            except docker.errors.APIError as error:
-                if error.status_code != 409:
-                    raise
+        with faults("ending a container", fine=(409,)):
+            self._client.kill(container)
+        with faults("waiting for a container's end"):
             self._client.wait(container, timeout=_TIMEOUT_S)
 
     def run(
@@ -125,23 +85,19 @@ class TaskEngine(DockerEngine):
                 container, list(command), user=user, environment=dict(env or {}), workdir="/"
             )
             self._client.exec_start(made["Id"], detach=True)
-        while self.exec_runs(str(made["Id"])):
+        while (code := self.exit_code(str(made["Id"]))) is None:
             if time.monotonic() > until:
                 return None
             time.sleep(pause)
             pause = min(2 * pause, 0.5)
-        return self.exec_code(made["Id"])
+        return code
 
-    def exec_code(self, exec_id: str) -> int:
-        """Return the exit code of a command that has ended; -1 where the engine knows none."""
+    def exit_code(self, exec_id: str) -> int | None:
+        """Return the exit code of a command, -1 where the engine knows none; None while the command runs."""
         with faults("looking at a command"):
-            code = self._client.exec_inspect(exec_id)["ExitCode"]
-        return -1 if code is None else int(code)
-
-    def exec_runs(self, exec_id: str) -> bool:
-        """Return whether a command still runs, as the engine sees it."""
-        with faults("looking at a command"):
-            return bool(self._client.exec_inspect(exec_id)["Running"])
+            seen = self._client.exec_inspect(exec_id)
+        code = -1 if seen["ExitCode"] is None else int(seen["ExitCode"])
+        return None if seen["Running"] else code
 
     def talk(self, container: str, command: Sequence[str], *, user: str, env: Mapping[str, str]) -> "Conversation":
         """Start a program in ``/`` and return its standard input and output; it must not write before it reads."""

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
+from agentrl.envs.adapters.harbor.folder import Healthcheck
 from agentrl.sandboxes import SandboxError
 from agentrl.sandboxes.agents import AgentRun, packed
 from agentrl.sandboxes.docker.engine import OWNER_LABEL, owner
@@ -55,8 +56,8 @@ class BoxSpec:
     """Folders of the engine's machine, and where they are mounted, read-only."""
     agent_mounts: tuple[tuple[str, str], ...] = ()
     """What is mounted besides in the agent's container, and not in that of the tests."""
-    healthcheck: tuple[str, float, float, float, int] | None = None
-    """Command, interval, timeout and start period [seconds], retries."""
+    healthcheck: Healthcheck | None = None
+    """What must succeed before the agent begins."""
 
 
 def start_container(engine: TaskEngine, spec: BoxSpec, network: str, more: tuple[tuple[str, str], ...] = ()) -> str:
@@ -126,16 +127,15 @@ class Box:
             raise
 
     def _await_health(self) -> None:
-        if self.spec.healthcheck is None:
+        if (check := self.spec.healthcheck) is None:
             return
-        command, interval, timeout, grace, retries = self.spec.healthcheck
-        until, failures = time.monotonic() + grace, 0
-        while self.engine.run(self.id, ["bash", "-c", command], timeout, user="0") != 0:
+        until, failures = time.monotonic() + check.start_period_sec, 0
+        while self.engine.run(self.id, ["bash", "-c", check.command], check.timeout_sec, user="0") != 0:
             # Within the start period a failure does not count.
             failures += time.monotonic() >= until
-            if failures >= retries:
-                raise SandboxError(f"the container of {self.spec.image} is not healthy: {command[:200]}")
-            time.sleep(interval)
+            if failures >= check.retries:
+                raise SandboxError(f"the container of {self.spec.image} is not healthy: {check.command[:200]}")
+            time.sleep(check.interval_sec)
 
     def run(self, command: str, timeout: float) -> str:
         """Run a command in the shell; return its output and, where it is not 0, its exit code.
@@ -200,21 +200,20 @@ class Box:
         until, output = time.monotonic() + seconds, b""
         words = ["sh", "-c", _IN_FOLDER, self.spec.workdir, *command]
         agent = self.engine.talk(self.id, words, user=self.spec.user, env=env)
-        running = True
+        code: int | None = None
         try:
             # What it leaves running holds its output open, so the engine says whether it has ended.
-            while running and time.monotonic() < until:
-                running = self.engine.exec_runs(agent.exec_id)
+            while code is None and time.monotonic() < until:
+                code = self.engine.exit_code(agent.exec_id)
                 glance = time.monotonic() + _GLANCE_S
                 while (left := glance - time.monotonic()) > 0:
                     output = _shortened(output + agent.heard(left))
         finally:
             agent.close()
-        if running:
+        if code is None:
             self.engine.kill(self.id)
             self.revive()
             return AgentRun(status="timeout", code=0, output=_shown(output), files={})
-        code = self.engine.exec_code(agent.exec_id)
         return AgentRun(status="exit", code=code, output=_shown(output), files={})
 
     def _ended(self) -> str:
@@ -231,7 +230,7 @@ class Box:
         self.engine.run(self.id, ["sh", "-c", _KILL_TREE, self._leader], _KILL_S, user="0")
         until = time.monotonic() + _KILL_S
         while time.monotonic() < until:
-            if not self.engine.exec_runs(running):
+            if self.engine.exit_code(running) is not None:
                 return "the next command gets a new shell"
             time.sleep(0.1)
         self.engine.kill(self.id)

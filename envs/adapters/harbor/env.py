@@ -193,7 +193,6 @@ class Harbor(ToolEnv):
         settings = host.engine.settings(image)
         environment = task.settings.environment
         workdir = environment.workdir or str(settings.get("WorkingDir") or "/")
-        check = environment.healthcheck
         layer = ((str(host.layer()), MOUNT),) if self.offline_verifier else ()
         spec = BoxSpec(
             image=image,
@@ -205,8 +204,7 @@ class Harbor(ToolEnv):
             user=str(task.settings.agent.user),
             mounts=layer,
             agent_mounts=self.agent_mounts,
-            healthcheck=check
-            and (check.command, check.interval_sec, check.timeout_sec, check.start_period_sec, check.retries),
+            healthcheck=environment.healthcheck,
         )
         context.state.update(box=host.take(spec, self.ahead), seconds=0.0)
 

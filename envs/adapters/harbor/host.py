@@ -76,8 +76,15 @@ class Host:
         bases = [self._id(name) for name in base_images(text)]
         tag = f"agentrl-task:{hashlib.sha256(b''.join([context, *map(str.encode, bases)])).hexdigest()[:24]}"
         if not self._id(tag):
-            timeout = task.settings.environment.build_timeout_sec
-            self.engine.build_context(io.BytesIO(context), tag, network=network, timeout=timeout, labels={LABEL: ""})
+            self.engine.build(
+                tag,
+                timeout=task.settings.environment.build_timeout_sec,
+                fileobj=io.BytesIO(context),
+                custom_context=True,
+                forcerm=True,
+                network_mode=network,
+                labels={LABEL: ""},
+            )
         self._used[tag] = max(self._used.values(), default=0) + 1
         images = sorted((self._used.get(name, 0), created, name) for created, name in self.engine.images(LABEL))
         for *_, name in images[: max(0, len(images) - held)]:
