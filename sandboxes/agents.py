@@ -5,7 +5,6 @@ import io
 import json
 import os
 import subprocess
-import sys
 import tarfile
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,8 @@ from typing import IO, Final, Literal
 
 from agentrl.sandboxes.base import Limits, SandboxError
 from agentrl.sandboxes.host import requirements
-from agentrl.sandboxes.inside import agent, launcher, relay, rootfs
+from agentrl.sandboxes.host.zygote import start_inside
+from agentrl.sandboxes.inside import agent, relay, rootfs
 from agentrl.sandboxes.inside.limits import MIB
 
 AGENT_LIMITS: Final = Limits(
@@ -90,18 +90,8 @@ class AgentProcess:
             "limits": dataclasses.asdict(limits),
             "seconds": seconds,
         }
-        folder = os.path.dirname(os.path.abspath(__file__))
-        boot = launcher.BOOT.format(folder=folder, module="agent")
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 wait() closes it
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", boot],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            env={},
-            cwd="/",
-            start_new_session=True,
-        )
+        self._process = start_inside("agent", streams=subprocess.PIPE, errors=self._errors)
         self._input = json.dumps(config).encode() + b"\n" + packed(files or {})
 
     def wait(self) -> AgentRun:

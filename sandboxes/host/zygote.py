@@ -110,12 +110,27 @@ def _start(
         "users": 0,
     }
     config: launcher.LauncherConfig = {"plan": plan, "zygote": zygote, "users": users.of_sessions(plan)}
+    return start_inside("launcher", json.dumps(config), streams=subprocess.DEVNULL, errors=errors, passed=passed)
+
+
+def start_inside(
+    module: str, *arguments: str, streams: int, errors: IO[bytes], passed: Sequence[int] = ()
+) -> subprocess.Popen[bytes]:
+    """Start a module of ``inside/`` in an interpreter that knows nothing of this process.
+
+    Args:
+        module: Its name.
+        arguments: Its arguments.
+        streams: Standard input and output, as ``subprocess`` takes them.
+        errors: Standard error.
+        passed: Further descriptors that it keeps.
+    """
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    boot = launcher.BOOT.format(folder=package, module="launcher")
+    boot = launcher.BOOT.format(folder=package, module=module)
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", boot, json.dumps(config)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
+        [sys.executable, "-I", "-S", "-c", boot, *arguments],
+        stdin=streams,
+        stdout=streams,
         stderr=errors,
         pass_fds=passed,
         env={},
