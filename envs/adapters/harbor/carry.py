@@ -13,7 +13,9 @@ import tarfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Final, Protocol
+from typing import IO, Final
+
+from agentrl.sandboxes.docker.task_engine import CountedStream
 
 MOST_BYTES: Final = 64 << 20
 """Most bytes that are carried over; the tar headers count."""
@@ -28,14 +30,6 @@ _PRIVATE: Final = re.compile(
 
 
 _SEARCHED: Final = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD")
-
-
-class Readable(Protocol):
-    """A stream of bytes."""
-
-    def read(self, size: int) -> bytes:
-        """Read ``size`` bytes, fewer at the end."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +117,7 @@ class Parcel:
         self._buffer = io.BytesIO()
         self._out = tarfile.open(fileobj=self._buffer, mode="w", format=tarfile.PAX_FORMAT)  # noqa: SIM115
 
-    def add(self, top: str, stream: Readable, *, alone: bool = False) -> None:
+    def add(self, top: str, stream: CountedStream | IO[bytes], *, alone: bool = False) -> None:
         """Add the members of a tar stream of the path ``top``; of a folder no more than itself with ``alone``.
 
         Raises:

@@ -41,14 +41,6 @@ class _Table(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
-class _About(_Table):
-    name: str = ""
-    version: str = ""
-    description: str = ""
-    authors: list[str | dict[str, str]] = []
-    keywords: list[str] = []
-
-
 class _Agent(_Table):
     timeout_sec: Seconds | None = None
     user: str | int = ""
@@ -114,7 +106,7 @@ class Settings(_Table):
     version: str | float = ""
     schema_version: str | float = ""
     source: str = ""
-    task: _About = _About()
+    task: dict[str, Any] = {}
     metadata: dict[str, Any] = {}
     agent: _Agent = _Agent()
     verifier: _Verifier = _Verifier()

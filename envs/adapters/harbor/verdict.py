@@ -6,9 +6,9 @@ import re
 import tarfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, cast
+from typing import IO, Final, cast
 
-from agentrl.envs.adapters.harbor.carry import Readable
+from agentrl.sandboxes.docker.task_engine import CountedStream
 
 MOST_REWARD: Final = 1 << 16
 """Most bytes of a reward file."""
@@ -35,7 +35,7 @@ class Verdict:
     """How many of the agent's links, pipes and others no verifier gets."""
 
 
-def regular(stream: Readable) -> bytes:
+def regular(stream: CountedStream | IO[bytes]) -> bytes:
     """Return the content of the only member of a tar stream.
 
     Raises:
