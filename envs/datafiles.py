@@ -8,16 +8,17 @@ import gzip
 import io
 import json
 import tomllib
-from collections.abc import Collection, Generator, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, TypeVar, cast
 
 from agentrl.errors import ConfigError, HubError, UsageError
 
 JSON = tuple(kind + packed for kind in (".jsonl", ".json") for packed in ("", ".gz", ".zst"))
 PARQUET = ".parquet"
+T = TypeVar("T")
 _BATCH = 1024
 _MOST_TAG = 40
 """Characters of a tag; a longer text names no kind of task."""
@@ -74,6 +75,18 @@ def by_split(data: str | tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], 
             + (", ".join(sorted(name for name, _ in data)) or "none")
         )
     return tuple(sorted(data))
+
+
+def tasks_of(splits: Mapping[str, T], split: str, data: Sequence[tuple[str, str]]) -> T:
+    """Return the tasks of ``split``; ``data`` are the data sets that they come from, by split.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if not splits.get(split):
+        names = " and ".join(name for _, name in data)
+        raise ConfigError(f'no task of {names} is in the split {split!r}: give data={{"train": …, "test": …}}')
+    return splits[split]
 
 
 def read_rows(source: str, *, config: str | None = None, split: str = "train") -> Iterator[SourceRow]:

@@ -8,7 +8,7 @@ from typing import ClassVar, cast
 
 from agentrl.envs.code.data import SAMPLE, load_splits
 from agentrl.envs.code.grading import CallCase, Problem, grade
-from agentrl.envs.datafiles import by_split, text_or_table
+from agentrl.envs.datafiles import by_split, tasks_of, text_or_table
 from agentrl.errors import ConfigError
 from agentrl.toolenv.base import Episode, ToolEnv
 from agentrl.toolenv.tasks import TaskList
@@ -87,13 +87,7 @@ class Code(ToolEnv):
         Raises:
             ConfigError: the file can't be used, or has no problem of this split.
         """
-        if not self._splits[split]:
-            names = " and ".join(name for _, name in self.files)
-            raise ConfigError(
-                f"no problem of {names} is in the split {split!r}: give its rows a split, or "
-                'data={"train": …, "test": …}'
-            )
-        return TaskList(self._splits[split])
+        return TaskList(tasks_of(self._splits, split, self.files))
 
     def reward(self, episode: Episode) -> Mapping[str, float]:
         """Run the hidden tests on the submission; all parts are 0 where there is none.

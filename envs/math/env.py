@@ -2,9 +2,8 @@ r"""``agentrl/Math-v0`` and ``agentrl/MathPython-v0``: mathematical problems, an
 
 from collections.abc import Mapping, Sequence
 
-from agentrl.envs.datafiles import table, text_or_table
+from agentrl.envs.datafiles import table, tasks_of, text_or_table
 from agentrl.envs.math.data import Source, load_problems
-from agentrl.errors import UsageError
 from agentrl.grading.latex import final_box, require_math, same_answer
 from agentrl.grading.numbers import spelled
 from agentrl.toolenv.base import Episode, ToolEnv
@@ -83,14 +82,7 @@ class Math(ToolEnv):
         Raises:
             UsageError: the data can't be read, has bad rows, or none for ``split``.
         """
-        problems = load_problems(self._source)
-        if split not in problems:
-            files = dict(self._source.files)
-            if split in files:
-                raise UsageError(f"{files[split]} has no problem, and the split {split!r} is to come from it")
-            names = " and ".join(files.values())
-            raise UsageError(f'no problem of {names} is in the split {split!r}: give data={{"train": …, "test": …}}')
-        return problems[split]
+        return tasks_of(load_problems(self._source), split, self._source.files)
 
     def reward(self, episode: Episode) -> Mapping[str, float]:
         """Return 1 for the right answer in the final turn's last box, or for the right choice's letter, else 0."""

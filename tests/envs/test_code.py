@@ -111,7 +111,7 @@ def test_own_problems(tmp_path: Path) -> None:
     assert env.step(block("print('a')"))[1] == 1.0
     with pytest.raises(NotImplementedError, match="no reference solution"):
         env.gold(env.task_set[0])
-    with pytest.raises(ConfigError, match="is in the split 'test': give its rows a split"):
+    with pytest.raises(ConfigError, match="is in the split 'test': give data="):
         agentrl.make(ID, data=str(path), split="test").reset()
     env.close()
 

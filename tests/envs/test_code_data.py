@@ -148,7 +148,7 @@ def test_a_published_test_set_is_used_whole(write: Callable[..., Path], tmp_path
     path = write(*({**HUMAN_EVAL, "task_id": f"HumanEval/{number}"} for number in range(30)))
     (tmp_path / "train.jsonl").write_text(f"{json.dumps(MBPP)}\n{json.dumps({**HUMAN_EVAL, 'task_id': 'HumanEval/0'})}")
     assert Code(split="test", data={"test": str(path)}).task_set.size == 30
-    with pytest.raises(ConfigError, match=r"no problem of .*problems\.jsonl is in the split 'train': give .*data="):
+    with pytest.raises(ConfigError, match=r"no task of .*problems\.jsonl is in the split 'train': give .*data="):
         _ = Code(data={"test": str(path)}).task_set
     files = (("test", str(path)), ("train", str(tmp_path / "train.jsonl")))
     with pytest.warns(UserWarning, match="1 problems of train are in test as well and are left out"):

@@ -202,11 +202,11 @@ def test_arguments_reach_the_data(tmp_path: Path) -> None:
     options = {"data": str(path), "columns": {"prompt": "text", "answer": "value"}, "skip_bad_rows": True}
     with pytest.warns(UserWarning, match=r"mine\.jsonl line 2 has no problem in 'text'"):
         assert agentrl.make(IDS[0], **options).reset(seed=0)[0][-1]["content"] == "What is 1+1?"
-    with pytest.raises(UsageError, match=r"no problem of .*mine\.jsonl is in the split 'test': give data="):
+    with pytest.raises(UsageError, match=r"no task of .*mine\.jsonl is in the split 'test': give data="):
         agentrl.make(IDS[1], split="test", **options).reset(seed=0)
     empty = tmp_path / "empty.jsonl"
     empty.touch()
-    with pytest.raises(UsageError, match=r"empty\.jsonl has no problem, and the split 'test' is to come from it"):
+    with pytest.raises(UsageError, match=r"no task of .*empty\.jsonl is in the split 'test'"):
         agentrl.make(IDS[0], split="test", data={"test": str(empty)}).reset(seed=0)
 
 

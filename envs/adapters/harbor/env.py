@@ -14,7 +14,7 @@ from agentrl.envs.adapters.harbor.folder import HarborTask, TaskFault, private_a
 from agentrl.envs.adapters.harbor.grading import Grader
 from agentrl.envs.adapters.harbor.host import shared_host
 from agentrl.envs.adapters.harbor.layer import MOUNT
-from agentrl.envs.datafiles import by_split, table, tags_of, text_or_table
+from agentrl.envs.datafiles import by_split, table, tags_of, tasks_of, text_or_table
 from agentrl.errors import ConfigError, UsageError
 from agentrl.sandboxes.agents import AgentRun
 from agentrl.toolenv.base import Episode, ToolEnv
@@ -180,11 +180,7 @@ class Harbor(ToolEnv):
         Raises:
             ConfigError: a folder can't be used, or no task of it is in this split.
         """
-        if not self._splits[split]:
-            raise ConfigError(
-                f"no task is in the split {split!r}: name a folder for each, data={{'train': …, 'test': …}}"
-            )
-        return TaskList(self._splits[split])
+        return TaskList(tasks_of(self._splits, split, self.folders))
 
     def open_episode(self, context: ToolContext) -> None:
         """Start the task's container, or take one that was started ahead."""
