@@ -36,7 +36,6 @@ class Code(ToolEnv):
             ``{"train": …, "test": …}``, or ``{"test": …}`` for a published test set. None plays the sample.
         timeout: seconds of CPU time per call of the tool.
         test_timeout: seconds of CPU time per hidden test, where the problem does not say.
-        stop_at_failure: let the first failed test end the grading; ``passed`` then counts the tests before it.
         packages: packages that problems, submissions and the tool may import beside the sandbox's usual ones, such as
             ``["sortedcontainers"]``.
         sandbox: the back end that runs tool and tests; empty for that of the run, ``env.sandbox``.
@@ -61,7 +60,6 @@ class Code(ToolEnv):
         data: str | Mapping[str, str] | None = None,
         timeout: float = 5.0,
         test_timeout: float = 5.0,
-        stop_at_failure: bool = False,
         packages: Sequence[str] = (),
         sandbox: str = "",
     ) -> None:
@@ -70,7 +68,6 @@ class Code(ToolEnv):
             raise ConfigError(f"timeout is {timeout} and test_timeout {test_timeout}: both must be above 0")
         self.files = by_split(text_or_table("data", data) or str(SAMPLE))
         self.test_timeout = test_timeout
-        self.stop_at_failure = stop_at_failure
         self.packages = tuple(packages)
         self.sandbox = sandbox
         self.tools = (PythonTool(timeout=timeout, packages=self.packages, sandbox=sandbox),)
@@ -99,7 +96,7 @@ class Code(ToolEnv):
         if code is None:
             return dict.fromkeys(self.reward_weights, 0.0)
         problem = replace(problem_of(episode.task), sandbox=self.sandbox)
-        graded = grade(problem, code, timeout=self.test_timeout, stop_at_failure=self.stop_at_failure)
+        graded = grade(problem, code, timeout=self.test_timeout)
         return {
             "correct": float(graded.correct),
             "passed": graded.passed,

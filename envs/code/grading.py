@@ -92,7 +92,7 @@ class SubmissionGrade:
         return set(self.verdicts) == {"passed"}
 
 
-def grade(problem: Problem, code: str, *, timeout: float = 5.0, stop_at_failure: bool = False) -> SubmissionGrade:
+def grade(problem: Problem, code: str, *, timeout: float = 5.0) -> SubmissionGrade:
     """Run the hidden tests in parallel, as far as the machine has cores, and judge them in order.
 
     A test that ran out of time or memory, or was killed, ends the grading. Those after it count as skipped even if they
@@ -102,7 +102,6 @@ def grade(problem: Problem, code: str, *, timeout: float = 5.0, stop_at_failure:
         problem: the tests.
         code: the submission.
         timeout: seconds of CPU time for each test where the problem does not say; three times as much wall time.
-        stop_at_failure: let the first failure of any kind end the grading.
 
     Raises:
         InfrastructureError: the sandbox failed, which says nothing about the submission.
@@ -118,7 +117,7 @@ def grade(problem: Problem, code: str, *, timeout: float = 5.0, stop_at_failure:
         try:
             for future in judged:
                 verdicts.append(future.result())
-                if verdicts[-1] in _COSTLY or (stop_at_failure and verdicts[-1] != "passed"):
+                if verdicts[-1] in _COSTLY:
                     break
         finally:
             # Tests that have not begun would only delay the pool's end.

@@ -87,8 +87,6 @@ def test_parts_of_the_reward(env: Code) -> None:
     slow = block(right.replace("moved = []", "moved = [str(i) for i in range(10**9) if i < 0]"))
     impatient = Code(test_timeout=0.2)
     assert play(impatient, slow) == (0.0, {"correct": 0.0, "passed": 0.0, "submitted": 1.0, "timeout": 1.0})
-    careful = Code(stop_at_failure=True)
-    assert play(careful, block("def shift(text, by): return text"))[1]["passed"] == 0.0
 
 
 def test_a_submission_beside_a_call_is_none() -> None:

@@ -47,11 +47,6 @@ def test_equality_to_true_is_more_than_truth() -> None:
     assert grade(exact, "def echo(n): return n").passed == 0
 
 
-def test_the_first_failure_can_end_it() -> None:
-    graded = grade(ECHO, echo("n += n == 1"), stop_at_failure=True)
-    assert graded.verdicts == ("passed", "wrong", "skipped", "skipped")
-
-
 def test_a_problem_may_allow_more_time() -> None:
     patient = Problem(entry_point="echo", cases=ECHO.cases[:1], timeout=5.0)
     assert grade(patient, echo("for _ in range(10**7): pass"), timeout=0.05).correct
