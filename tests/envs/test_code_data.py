@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.envs.code.asserts import UnreadableTest, call_of, read_asserts
-from agentrl.envs.code.data import SAMPLE, TEST_SHARE, load, load_splits, task_of
+from agentrl.envs.code.data import TEST_SHARE, load, load_splits, task_of
 from agentrl.envs.code.env import Code, problem_of
 from agentrl.envs.code.grading import CallCase, Problem, StreamCase
 from agentrl.envs.code.values import TRUTH, Tolerance
@@ -203,12 +203,3 @@ def test_no_row_raises_anything_else(row: Mapping[str, Any], data: st.DataObject
         row = {**row, key: data.draw(anything)}
     with contextlib.suppress(UnreadableTest):
         task_of(row, "x")
-
-
-def test_the_sample() -> None:
-    splits = load(SAMPLE)
-    assert (len(splits["train"]), len(splits["test"])) == (24, 8)
-    problems = [problem_of(task) for tasks in splits.values() for task in tasks]
-    assert sum(bool(problem.entry_point) for problem in problems) == 16
-    assert min(len(problem.cases) for problem in problems) >= 4
-    assert all(problem.solution for problem in problems)

@@ -137,15 +137,6 @@ def test_the_samples_answers_are_right(row: dict[str, Any]) -> None:
         assert not same_answer(f"{text}+1", answer)
 
 
-def test_the_sample() -> None:
-    rows = sample()
-    assert len(rows) == len({row["problem"] for row in rows}) == 60
-    assert {row["id"] for row in rows} == set(CHECKS)
-    for env_id in IDS:
-        for split, size in (("train", 40), ("test", 20)):
-            assert agentrl.make(env_id, split=split).task_set.size == size
-
-
 TABLES = tables("math")
 REWARDED = [(text, reward) for reward, texts in ((1.0, TABLES["right"]), (0.0, TABLES["wrong"])) for text in texts]
 
