@@ -8,6 +8,7 @@ import gzip
 import io
 import json
 import tomllib
+import warnings
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ JSON = tuple(kind + packed for kind in (".jsonl", ".json") for packed in ("", ".
 PARQUET = ".parquet"
 T = TypeVar("T")
 _BATCH = 1024
+_SHOWN = 5
 _MOST_TAG = 40
 """Characters of a tag; a longer text names no kind of task."""
 LAYOUTS: Mapping[str, Any] = tomllib.loads(Path(__file__).with_name("layouts.toml").read_text(encoding="utf-8"))
@@ -87,6 +89,20 @@ def tasks_of(splits: Mapping[str, T], split: str, data: Sequence[tuple[str, str]
         names = " and ".join(name for _, name in data)
         raise ConfigError(f'no task of {names} is in the split {split!r}: give data={{"train": …, "test": …}}')
     return splits[split]
+
+
+def refuse_or_warn(what: str, faults: Sequence[str], *, skip: bool, option: str) -> None:
+    """Refuse bad rows or tasks, or warn of them where they are to be skipped.
+
+    Raises:
+        ConfigError: there are some, and they are not to be skipped.
+    """
+    if not faults:
+        return
+    shown = "; ".join(faults[:_SHOWN]) + (" …" if len(faults) > _SHOWN else "")
+    if not skip:
+        raise ConfigError(f"{what} ({len(faults)}): {shown} (mend them, or leave them out with {option}=True)")
+    warnings.warn(f"{what} left out ({len(faults)}): {shown}", stacklevel=3)
 
 
 def read_rows(source: str, *, config: str | None = None, split: str = "train") -> Iterator[SourceRow]:

@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
-from agentrl.envs.datafiles import LAYOUTS, SourceRow, by_split, left_over, read_rows, stamp, tags_of
-from agentrl.errors import ConfigError, UsageError
+from agentrl.envs.datafiles import LAYOUTS, SourceRow, by_split, left_over, read_rows, refuse_or_warn, stamp, tags_of
+from agentrl.errors import ConfigError
 from agentrl.grading.latex import readable
 from agentrl.grading.numbers import last_boxed, plain_number
 from agentrl.toolenv.tasks import TaskList, split_of, stable_hash
@@ -32,7 +32,6 @@ MAX_PROMPT = 20_000
 """Limit of a problem's characters; a longer one is a bad row."""
 SAMPLE = Path(__file__).with_name("sample.jsonl")
 """Sixty problems of our own, for trying things out."""
-_SHOWN = 5
 _PARTS: Mapping[str, list[str]] = LAYOUTS["math"]
 """The parts of a problem, and the columns that may hold each, in order of preference."""
 _ARITHMETIC = re.compile(r"[\d.()+\-*/ ]{1,200}")
@@ -107,8 +106,7 @@ def _load(source: Source, stamps: tuple[object, ...]) -> Mapping[str, TaskList]:
             # The sample's rows name their own split.
             own = str(row.data["split"]) if source.data is None else split_of(_bare(task.prompt), TEST_SHARE)
             tasks[origin or own].append(task)
-    if faults:
-        _complain(faults, source.skip_bad_rows)
+    refuse_or_warn("bad rows", faults, skip=source.skip_bad_rows, option="skip_bad_rows")
     for name, count in repeats.items():
         warnings.warn(f"{name}: {count} rows that repeat an earlier one are left out", stacklevel=2)
     return {split: TaskList(of_split) for split, of_split in tasks.items() if of_split}
@@ -140,14 +138,6 @@ class _Seen:
         self._problems[key] = (location, origin, hash(task.answer))
         self._ids.add((origin, task.id))
         return ""
-
-
-def _complain(faults: list[str], skip: bool) -> None:
-    shown = "; ".join(faults[:_SHOWN]) + (" …" if len(faults) > _SHOWN else "")
-    rows = f"{len(faults)} bad row{'s' if len(faults) > 1 else ''}"
-    if not skip:
-        raise UsageError(f"{rows}: {shown} (mend them, or leave them out with skip_bad_rows=True)")
-    warnings.warn(f"{rows} left out: {shown}", stacklevel=2)
 
 
 def _tasks(source: Source, name: str, split: str) -> Iterator[tuple[SourceRow, Task | str]]:

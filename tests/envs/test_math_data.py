@@ -159,13 +159,13 @@ GOOD = {"problem": "Good", "answer": "1"}
 
 def test_bad_rows_are_refused_by_place(write: Write) -> None:
     for bad in [*BAD[:-2], BAD[-1]]:
-        refused(write([GOOD, bad]), r"1 bad row: data\.jsonl line 2 .*skip_bad_rows=True")
+        refused(write([GOOD, bad]), r"bad rows \(1\): data\.jsonl line 2 .*skip_bad_rows=True")
 
 
 def test_bad_rows_are_skipped_and_counted(write: Write) -> None:
     path = write([GOOD, *BAD])
-    refused(path, r"22 bad rows: data\.jsonl line 2 .* …")
-    with pytest.warns(UserWarning, match=r"22 bad rows left out: data\.jsonl line 2"):
+    refused(path, r"bad rows \(22\): data\.jsonl line 2 .* …")
+    with pytest.warns(UserWarning, match=r"bad rows left out \(22\): data\.jsonl line 2"):
         assert problems(Source(data=path, skip_bad_rows=True)) == {"Good": "1", "good": "2"}
 
 
@@ -199,7 +199,7 @@ def test_two_files_share_no_problem(write: Write) -> None:
     test = write([{"problem": "Q ", "answer": "2"}], "test.jsonl")
     data = (("test", test), ("train", train))
     refused(data, r"train\.jsonl line 2 repeats the problem of test\.jsonl line 1")
-    with pytest.warns(UserWarning, match=r"1 bad row left out: train\.jsonl line 2"):
+    with pytest.warns(UserWarning, match=r"bad rows left out \(1\): train\.jsonl line 2"):
         tasks = load_problems(Source(data=data, skip_bad_rows=True))
     assert [[task.prompt for task in tasks[split]] for split in ("train", "test")] == [["P"], ["Q"]]
 
@@ -211,7 +211,7 @@ def test_files_of_one_name_are_two_files(write: Write, tmp_path: Path) -> None:
     data = (("test", write([{"id": 1, "problem": "R", "answer": "3"}], "test/set.jsonl")), ("train", train))
     assert problems(Source(data=data)) == {"P": "1", "R": "3"}
     write([{"id": 3, "problem": "P", "answer": "1"}], "test/set.jsonl")
-    refused(data, r"1 bad row: set\.jsonl line 1 repeats the problem of set\.jsonl line 1")
+    refused(data, r"bad rows \(1\): set\.jsonl line 1 repeats the problem of set\.jsonl line 1")
 
 
 def test_a_file_is_read_once_until_it_changes(write: Write) -> None:

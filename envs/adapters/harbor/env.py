@@ -3,18 +3,18 @@
 import functools
 import shlex
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from agentrl.envs.adapters.harbor.box import Box, BoxSpec
-from agentrl.envs.adapters.harbor.folder import HarborTask, TaskFault, private_artifacts, read_task, read_text
+from agentrl.envs.adapters.harbor.carry import is_private
+from agentrl.envs.adapters.harbor.folder import HarborTask, TaskFault, read_task, read_text
 from agentrl.envs.adapters.harbor.grading import Grader
 from agentrl.envs.adapters.harbor.host import shared_host
 from agentrl.envs.adapters.harbor.layer import MOUNT
-from agentrl.envs.datafiles import by_split, table, tags_of, tasks_of, text_or_table
+from agentrl.envs.datafiles import by_split, refuse_or_warn, table, tags_of, tasks_of, text_or_table
 from agentrl.errors import ConfigError, UsageError
 from agentrl.sandboxes.agents import AgentRun
 from agentrl.toolenv.base import Episode, ToolEnv
@@ -160,16 +160,14 @@ class Harbor(ToolEnv):
                     faults.append(f"{path.name}: {error}")
                 else:
                     splits[name or split_of(task.id, _ONE_IN)].append(task)
-        if faults:
-            shown = "; ".join(faults[:5]) + (f"; and {len(faults) - 5} more" if len(faults) > 5 else "")
-            if not self.skip_bad_tasks:
-                raise ConfigError(f"{len(faults)} tasks can't be played: {shown} (skip_bad_tasks=True leaves them out)")
-            warnings.warn(f"{len(faults)} tasks left out: {shown}", stacklevel=2)
+        refuse_or_warn("bad tasks", faults, skip=self.skip_bad_tasks, option="skip_bad_tasks")
         return {name: tuple(tasks) for name, tasks in splits.items()}
 
     def _read(self, folder: Path) -> Task:
         task = read_task(folder, self.variables)
-        if self.graded == "fresh" and (private := private_artifacts(task)):
+        # No fresh container gets them, since a verifier's own programs are there.
+        private = [path for path in task.artifacts if is_private(path)]
+        if private and self.graded == "fresh":
             raise TaskFault(f"its artifact {private[0]!r} is the system's own: graded='shared' plays it")
         tags = tags_of(task.settings.metadata)
         return Task(id=folder.name, prompt=task.instruction, data={"harbor": task}, tags=tags)

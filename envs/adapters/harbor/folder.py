@@ -6,6 +6,7 @@ container unless the user names it.
 """
 
 import io
+import itertools
 import os
 import re
 import stat
@@ -17,8 +18,6 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
-from agentrl.envs.adapters.harbor.carry import is_private
 
 _MOST_TEXT: Final = 1 << 20
 _MOST_FILES: Final = 256 << 20
@@ -176,7 +175,7 @@ def read_task(folder: Path, variables: Mapping[str, str]) -> HarborTask:
         instruction=read_text(folder / "instruction.md"),
         memory_mb=_size("memory", environment.memory_mb, environment.memory) or 2048,
         public=_is_public(settings),
-        artifacts=tuple(_artifacts(settings)),
+        artifacts=_artifacts(settings),
         env=expanded(environment.env, variables),
         verifier_env=expanded(settings.verifier.env, variables),
         solution_env=expanded(settings.solution.env, variables),
@@ -226,21 +225,16 @@ def _size(name: str, mib: int | None, text: str | None) -> int | None:
     return size
 
 
-def _artifacts(settings: Settings) -> list[str]:
+def _artifacts(settings: Settings) -> tuple[str, ...]:
     paths = [artifact if isinstance(artifact, str) else artifact.source for artifact in settings.artifacts]
     for path in paths:
         _check_path("an artifact", path)
-    return [path.rstrip("/") for path in paths]
+    return tuple(path.rstrip("/") for path in paths)
 
 
 def _check_path(name: str, path: str) -> None:
     if not _PATH.fullmatch(path):
         raise TaskFault(f"{name} is {path!r}: no absolute path below / without '..'")
-
-
-def private_artifacts(task: HarborTask) -> list[str]:
-    """List the declared artifacts that no fresh container gets, since a verifier's own programs are there."""
-    return [path for path in task.artifacts if is_private(path)]
 
 
 def expanded(table: Mapping[str, str], variables: Mapping[str, str]) -> dict[str, str]:
@@ -316,7 +310,7 @@ def packed(
     """
     total, buffer = 0, io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for path in sorted(_entries(folder)):
+        for path in sorted(Path(top) / name for top, *names in os.walk(folder) for name in itertools.chain(*names)):
             name = path.relative_to(folder).as_posix()
             if only is not None and name not in only:
                 continue
@@ -337,7 +331,3 @@ def packed(
                 raise TaskFault(f"{folder.name}/{name} is neither file, folder nor link")
             tar.addfile(entry, None if data is None else io.BytesIO(data))
     return buffer.getvalue()
-
-
-def _entries(folder: Path) -> list[Path]:
-    return [Path(top) / name for top, folders, files in os.walk(folder) for name in (*folders, *files)]
