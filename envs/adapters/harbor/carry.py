@@ -110,8 +110,6 @@ class Parcel:
     """
 
     def __init__(self, scope: Scope) -> None:
-        self.left_behind = 0
-        """How many links, pipes and others were not carried over."""
         self._scope = scope
         self._is_folder: dict[str, bool] = {}
         self._buffer = io.BytesIO()
@@ -128,9 +126,7 @@ class Parcel:
             for member in members:
                 path = posixpath.join(base, posixpath.normpath(member.name))
                 entry = self._entry(path, member, base) if is_under(path, [top]) else None
-                if entry is None:
-                    self.left_behind += 1
-                else:
+                if entry is not None:
                     self._is_folder[path] = entry.isdir()
                     self._out.addfile(entry, members.extractfile(member) if entry.isreg() else None)
                 if alone and member.isdir():

@@ -228,7 +228,6 @@ class Harbor(ToolEnv):
         grade = grader.fresh if self.graded == "fresh" else grader.shared
         verdict = grade(box, _task_of(episode.task))
         note = "graded in a fresh container" if self.graded == "fresh" else "graded in the agent's own container"
-        note += f"; {verdict.left_behind} links or special files were left behind" if verdict.left_behind else ""
         note += f"; no readable reward: {verdict.reason}" if verdict.reason else ""
         state = cast(dict[str, Any], episode.state)
         state.update(verdict=verdict, note=note)

@@ -46,10 +46,10 @@ class Grader:
         verifier = self._start(box)
         try:
             try:
-                left_behind = self._carry(box, verifier, task)
+                self._carry(box, verifier, task)
             except (UnreadableError, TooLargeError, tarfile.TarError, SandboxError) as error:
                 return self._outcome(error)
-            return self._test(verifier, box, task, left_behind)
+            return self._test(verifier, box, task)
         finally:
             with suppress(SandboxError):
                 self.engine.remove(verifier)
@@ -64,7 +64,7 @@ class Grader:
             if not box.revive():
                 return self._none("the agent's container can't be started again")
             self.engine.run(box.id, ["sh", "-c", "rm -rf /tests /logs/verifier/reward.*"], _STEP_S, user="0")
-            return self._test(box.id, box, task, 0)
+            return self._test(box.id, box, task)
         except SandboxError as error:
             return self._outcome(error)
 
@@ -77,8 +77,8 @@ class Grader:
                 self.engine.info()
         return start_container(self.engine, box.spec, "none")
 
-    def _carry(self, box: Box, verifier: str, task: HarborTask) -> int:
-        """Carry the changed files over as a counted stream; return how many links and others were left behind."""
+    def _carry(self, box: Box, verifier: str, task: HarborTask) -> None:
+        """Carry the changed files over as a counted stream."""
         variables = self.engine.settings(box.spec.image).get("Env") or []
         env = [f"{name}={value}" for name, value in box.spec.env]
         scope = scope_of(task.artifacts or (box.spec.workdir,), [*variables, *env])
@@ -95,9 +95,8 @@ class Grader:
             batch = changes.deleted[start : start + _BATCH]
             self.engine.run(verifier, ["rm", "-rf", "--", *batch], _STEP_S, user="0")
         self.engine.unpack(verifier, parcel.finish())
-        return parcel.left_behind
 
-    def _test(self, container: str, box: Box, task: HarborTask, left_behind: int) -> Verdict:
+    def _test(self, container: str, box: Box, task: HarborTask) -> Verdict:
         verifier = task.settings.verifier
         self.engine.unpack(container, packed(task.folder / "tests", "tests/"))
         env = dict(task.verifier_env)
@@ -113,10 +112,9 @@ class Grader:
         if code is None:
             return self._none(f"the tests took more than {verifier.timeout_sec:g} s", timeout=True)
         try:
-            parts = parts_of(self._rewards(container), self.parts)
+            return Verdict(parts=parts_of(self._rewards(container), self.parts))
         except (UnreadableError, TooLargeError) as error:
-            return self._none(_why(error), left_behind=left_behind)
-        return Verdict(parts=parts, left_behind=left_behind)
+            return self._none(_why(error))
 
     def _rewards(self, container: str) -> dict[str, bytes]:
         files: dict[str, bytes] = {}
@@ -136,9 +134,8 @@ class Grader:
             raise error
         return self._none(_why(error))
 
-    def _none(self, reason: str, *, timeout: bool = False, left_behind: int = 0) -> Verdict:
-        zeros = dict.fromkeys(self.parts, 0.0)
-        return Verdict(parts=zeros, reason=reason, timeout=timeout, left_behind=left_behind)
+    def _none(self, reason: str, *, timeout: bool = False) -> Verdict:
+        return Verdict(parts=dict.fromkeys(self.parts, 0.0), reason=reason, timeout=timeout)
 
 
 def _why(error: Exception) -> str:

@@ -31,8 +31,6 @@ class Verdict:
     """Why there is no readable reward, where there is none; every part is 0 then."""
     timeout: bool = False
     """The tests took too long."""
-    left_behind: int = 0
-    """How many of the agent's links, pipes and others no verifier gets."""
 
 
 def regular(stream: CountedStream | IO[bytes]) -> bytes:
