@@ -88,12 +88,9 @@ def explain(why: str) -> SandboxUnavailable:
             what = f"this kernel forbids user namespaces ({_path(setting)} is {forbids})"
             return SandboxUnavailable(f"{what}: run as root `{remedy}` ({why})", remedy=remedy)
     if outer_filter():
-        what = "an outer sandbox or container forbids namespaces by seccomp"
-        return SandboxUnavailable(
-            f"{what}: start it with `{_UNCONFINED}` ({why})", remedy=f"docker run {_UNCONFINED} …"
-        )
-    if why.startswith("mount(proc"):
-        options = "--security-opt systempaths=unconfined"
-        what = "an outer container masks parts of /proc"
-        return SandboxUnavailable(f"{what}: start it with `{options}` ({why})", remedy=f"docker run {options} …")
-    return SandboxUnavailable(f"the local sandbox could not be set up: {why}")
+        what, options = "an outer sandbox or container forbids namespaces by seccomp", _UNCONFINED
+    elif why.startswith("mount(proc"):
+        what, options = "an outer container masks parts of /proc", "--security-opt systempaths=unconfined"
+    else:
+        return SandboxUnavailable(f"the local sandbox could not be set up: {why}")
+    return SandboxUnavailable(f"{what}: start it with `{options}` ({why})", remedy=f"docker run {options} …")
