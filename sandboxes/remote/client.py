@@ -42,6 +42,8 @@ _QUEUE_S: Final = 600.0
 _BUSY: Final = 10.0
 """On a busy machine a cell may take so many times its wall limit; see ``Limits.wall_factor``."""
 _LONGEST_S: Final = 1e6
+_WAIT_S: Final = 300.0
+"""How long to wait for room where all servers are full."""
 
 
 class RemoteSession(Session):
@@ -202,9 +204,6 @@ class RemoteSandbox(Sandbox):
         key: Theirs; by default that of the environment.
         limits: What each session may use; the servers must have been started with the same. By default theirs.
         packages: Packages that programs may import beside the usual ones; the servers must have them.
-        retry_s: Seconds for which a server that failed is left out.
-        silence_s: Seconds after which a server that answers no ping has failed.
-        wait_s: Seconds to wait for room where all servers are full.
 
     Raises:
         SandboxUnavailable: No server answers, one refuses the key, or they don't have what is asked for.
@@ -213,19 +212,9 @@ class RemoteSandbox(Sandbox):
 
     backend = "remote"
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        key: str = "",
-        limits: Limits | None = None,
-        packages: Sequence[str] = (),
-        retry_s: float = 15.0,
-        silence_s: float = 60.0,
-        wait_s: float = 300.0,
-    ) -> None:
-        self._servers = [Server(url=url, retry_s=retry_s, silence_s=silence_s) for url in servers_of(name)]
-        self._key, self._wait_s = key or find_key(), wait_s
+    def __init__(self, name: str, *, key: str = "", limits: Limits | None = None, packages: Sequence[str] = ()) -> None:
+        self._servers = [Server(url=url) for url in servers_of(name)]
+        self._key = key or find_key()
         if not self._key:
             raise SandboxUnavailable(f"remote sandboxes need the key of their servers: set the variable {KEY}")
         self.meter = Meter()
@@ -288,9 +277,9 @@ class RemoteSandbox(Sandbox):
             seed: The session's.
 
         Raises:
-            SandboxError: No server answers, or all have been full for ``wait_s``.
+            SandboxError: No server answers, or all have been full for five minutes.
         """
-        until = time.monotonic() + self._wait_s
+        until = time.monotonic() + _WAIT_S
         while (left := until - time.monotonic()) > 0:
             full = list[Server]()
             for server in self._ranked():
@@ -311,7 +300,7 @@ class RemoteSandbox(Sandbox):
             except SandboxError:
                 continue
         raise SandboxError(
-            f"all sandbox servers were full for {self._wait_s:g} s: start them with a higher --limit, or start more"
+            f"all sandbox servers were full for {_WAIT_S:g} s: start them with a higher --limit, or start more"
         )
 
     def open(self, server: Server, opening: Opening, hold: Callable[[Line], None], seconds: float = OPEN_S) -> None:

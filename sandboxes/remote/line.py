@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 OPEN_S: Final = 20.0
 """In which a server must answer at first."""
+_RETRY_S: Final = 15.0
+"""For which a server that failed is left out."""
+_PING_S: Final = 30.0
+"""Between two pings, and for the answer to one: a server that is silent for twice as long has failed."""
 
 
 class FullError(SandboxError):
@@ -32,10 +36,6 @@ class Server:
 
     url: str
     """Where it is, as ``ws`` or ``wss``."""
-    retry_s: float
-    """Seconds for which it is left out when it has failed."""
-    silence_s: float
-    """Seconds after which it has failed where it answers no ping."""
     fault: str = ""
     """How it failed; empty where it works."""
     until: float = -math.inf
@@ -43,7 +43,7 @@ class Server:
 
     def leave_out(self, fault: str) -> None:
         """Note how it failed, and for how long it is left out."""
-        self.fault, self.until = fault, time.monotonic() + self.retry_s
+        self.fault, self.until = fault, time.monotonic() + _RETRY_S
 
 
 class Line:
@@ -82,8 +82,8 @@ class Line:
                     proxy=None,
                     open_timeout=OPEN_S,
                     close_timeout=CLOSE_S,
-                    ping_interval=self.server.silence_s / 2,
-                    ping_timeout=self.server.silence_s / 2,
+                    ping_interval=_PING_S,
+                    ping_timeout=_PING_S,
                     max_size=MAX_BYTES,
                 )
             )

@@ -75,9 +75,9 @@ def client() -> Iterator[Client]:
     """Opens sandboxes on servers."""
     opened: list[RemoteSandbox] = []
 
-    def open_on(*servers: Served, **options: float) -> RemoteSandbox:
+    def open_on(*servers: Served) -> RemoteSandbox:
         urls = ",".join(server.name.removeprefix("remote:") for server in servers)
-        opened.append(RemoteSandbox(f"remote:{urls}", key=KEY, **options))  # pyright: ignore[reportArgumentType]
+        opened.append(RemoteSandbox(f"remote:{urls}", key=KEY))
         return opened[-1]
 
     yield open_on

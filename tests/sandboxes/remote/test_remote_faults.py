@@ -30,6 +30,7 @@ from agentrl.rollout.plan import EpisodeSpec
 from agentrl.rollout.player import EpisodeLimits
 from agentrl.sandboxes import ForkRefused, SandboxClosed, SandboxError, SandboxUnavailable, open_sandbox
 from agentrl.sandboxes.base import Limits
+from agentrl.sandboxes.remote import client as remote_client
 from agentrl.sandboxes.remote import line
 from agentrl.sandboxes.remote.client import RemoteSandbox
 from agentrl.sandboxes.remote.wire import Hello, Order, Terms
@@ -64,8 +65,7 @@ def test_a_server_is_killed_among_episodes_and_comes_back(
     name = f"{dying.name},{living.name.removeprefix('remote:')}"
     remote = shared_sandbox((), name)
     assert isinstance(remote, RemoteSandbox)
-    for server in remote._servers:
-        server.retry_s = 1.0
+    monkeypatch.setattr(line, "_RETRY_S", 1.0)
 
     def kill() -> None:
         while sum(remote.counters().runs.values()) < 12:
@@ -103,15 +103,18 @@ session.run("import time; time.sleep(600)", timeout=600)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_client_that_dies_or_falls_silent_leaves_nothing(serve: Serve, client: Client, number: int) -> None:
+def test_a_client_that_dies_or_falls_silent_leaves_nothing(
+    serve: Serve, client: Client, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
     server, marker = serve("--limit", "1", "--silence", "4"), outside._marker()
     env = os.environ | {"PYTHONPATH": str(ROOT), "AGENTRL_SANDBOX_KEY": KEY}
     argv = [sys.executable, "-c", HOST, server.name, SLEEP.format(marker=marker)]
     with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "ok\n"
         assert len(outside._survivors(marker)) == 2
-        with pytest.raises(SandboxError, match=r"full for 0\.2 s: start them with a higher --limit"):
-            client(server, wait_s=0.2).run("1")
+        with monkeypatch.context() as patch, pytest.raises(SandboxError, match=r"full for 0\.2 s: start them with"):
+            patch.setattr(remote_client, "_WAIT_S", 0.2)
+            client(server).run("1")
         process.send_signal(number)
         # Its room, the only one, is free again, and its program has ended.
         assert client(server).run("6 * 7").value == "42"
@@ -120,9 +123,12 @@ def test_a_client_that_dies_or_falls_silent_leaves_nothing(serve: Serve, client:
 
 
 @pytest.mark.slow
-def test_a_server_that_falls_silent_is_a_fault_and_is_left_out(serve: Serve, client: Client) -> None:
+def test_a_server_that_falls_silent_is_a_fault_and_is_left_out(
+    serve: Serve, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(line, "_PING_S", 2.0)
     silent, other = serve(), serve()
-    remote = client(silent, other, silence_s=4.0)
+    remote = client(silent, other)
     session = remote.session()
     assert session.run("x = 1").status == "ok" and session.line is not None
     stopped = silent if str(silent.port) in session.line.server.url else other
