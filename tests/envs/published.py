@@ -43,9 +43,9 @@ def publish(folder: Path, kind: str, layout: str, problems: Sequence[Row]) -> st
     return write(folder / name, [filled(template, {"i": i, **problem}) for i, problem in enumerate(problems)])
 
 
-def write(path: Path, rows: Sequence[Row]) -> str:
-    """A file of ``rows``, in the format that its name says."""
-    lines = "".join(f"{json.dumps(row)}\n" for row in rows).encode()
+def write(path: Path, rows: Sequence[object]) -> str:
+    """A file of ``rows``, in the format that its name says; a text is a line as it is."""
+    lines = "".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows).encode()
     if path.suffix == ".parquet":
         pyarrow = pytest.importorskip("pyarrow")
         pytest.importorskip("pyarrow.parquet").write_table(pyarrow.Table.from_pylist(list(rows)), path)
@@ -69,3 +69,10 @@ def played(env_id: str, **options: Any) -> Iterator[ToolEnv]:
             env.reset(seed=0, options={"task": task})
             yield env
         env.close()
+
+
+def play(env: ToolEnv, task_id: str, *actions: str) -> tuple[float, bool]:
+    """The return of an episode, and whether it was terminated."""
+    env.reset(seed=0, options={"task": task_id})
+    turns = [env.step(action) for action in actions]
+    return sum(reward for _, reward, *_ in turns), turns[-1][2]

@@ -14,6 +14,7 @@ from agentrl.errors import ConfigError
 from agentrl.types import Message
 
 from ..grading.test_formulas import value_of_python
+from .published import play
 
 EVERY = tuple(LEVELS)
 
@@ -118,8 +119,7 @@ def test_what_is_rewarded(level: int) -> None:
         **{rf"\boxed{{{problem_of(task).sums[-1]}}}": 0.0, rf"\boxed{{{wrong}}}": 0.0, r"\boxed{}": 0.0, right: 0.0},
         **{"": 0.0, task.prompt: 0.0},
     }.items():
-        env.reset(seed=0, options={"task": task.id})
-        assert env.step(text)[1:4] == (reward, True, False), text
+        assert play(env, task.id, text) == (reward, True), text
     env.close()
 
 

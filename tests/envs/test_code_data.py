@@ -19,6 +19,7 @@ from agentrl.envs.code.values import TRUTH, Tolerance
 from agentrl.errors import ConfigError
 from agentrl.toolenv.tasks import split_of
 
+from . import published
 from .published import tables
 
 ROWS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("code_rows.json").read_text(encoding="utf-8"))
@@ -28,12 +29,7 @@ FUNCTION, PROGRAM, HUMAN_EVAL, MBPP, APPS_PROGRAM, APPS_CALL, LEETCODE = ROWS.va
 
 @pytest.fixture
 def write(tmp_path: Path) -> Callable[..., Path]:
-    def to_file(*rows: object) -> Path:
-        path = tmp_path / "problems.jsonl"
-        path.write_text("".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows))
-        return path
-
-    return to_file
+    return lambda *rows: Path(published.write(tmp_path / "problems.jsonl", rows))
 
 
 def read(row: Mapping[str, Any]) -> tuple[str, Problem]:

@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from agentrl.envs.generated.arithmetic_problems import canonical
 from agentrl.envs.generated.base import GeneratedEnv
 
 from ..conftest import python
+from .published import play
 
 FAMILIES = ["Arithmetic", "Calculus", "Countdown", "LinearSystems"]
 ELSEWHERE = """
@@ -42,30 +43,20 @@ def levels(family: str) -> list[int]:
     return list(made(family).levels)
 
 
-def play(env: GeneratedEnv, task_id: str, actions: Sequence[str]) -> tuple[float, bool]:
-    """The return of an episode, and whether it was terminated."""
-    env.reset(seed=0, options={"task": task_id})
-    total, terminated = 0.0, False
-    for action in actions:
-        _, reward, terminated, _, _ = env.step(action)
-        total += reward
-    return total, terminated
-
-
 @pytest.mark.parametrize(("family", "level"), [(family, level) for family in FAMILIES for level in levels(family)])
 def test_gold_is_perfect(family: str, level: int) -> None:
     for split, count in zip(("train", "test"), (40, 20) if family == "Calculus" else (100, 50), strict=True):
         env = made(family, level=level, split=split, tool=False)
         for task in itertools.islice(env.task_set, count):
             assert len(task.prompt) < 300
-            assert play(env, task.id, env.gold(task)) == (1.0, True), task
+            assert play(env, task.id, *env.gold(task)) == (1.0, True), task
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_gold_is_perfect_with_the_tool(family: str) -> None:
     env = made(family, level=levels(family))
     for task in itertools.islice(env.task_set, len(env.levels) * 2):
-        assert play(env, task.id, env.gold(task)) == (1.0, True), task
+        assert play(env, task.id, *env.gold(task)) == (1.0, True), task
         assert all(run.ok for run in env.episode.tool_runs)
     env.close()
 
@@ -104,7 +95,7 @@ def test_hostile_answers_never_score_and_take_no_time(family: str, seconds: floa
         task = env.task_set[0]
         for text in HOSTILE:
             assert not env.is_right(task, text), text[:60]
-            assert play(env, task.id, [rf"So it is $\boxed{{{text}}}$."]) == (0.0, True), text[:60]
+            assert play(env, task.id, rf"So it is $\boxed{{{text}}}$.") == (0.0, True), text[:60]
     assert time.process_time() - began < seconds
 
 
@@ -113,7 +104,7 @@ def test_a_box_beside_a_call_or_before_another_is_no_answer(family: str) -> None
     env = made(family, max_turns=1)
     task = env.task_set[0]
     call, box = env.dialect.render("python", {"code": "1"}), rf"\boxed{{{task.answer}}}"
-    assert play(env, task.id, [f"{call}\n{box}"]) == (0.0, False)
-    assert play(env, task.id, [rf"{box} or \boxed{{17/1234567}}"]) == (0.0, True)
-    assert play(env, task.id, [task.answer]) == (0.0, True)
+    assert play(env, task.id, f"{call}\n{box}") == (0.0, False)
+    assert play(env, task.id, rf"{box} or \boxed{{17/1234567}}") == (0.0, True)
+    assert play(env, task.id, task.answer) == (0.0, True)
     env.close()

@@ -19,7 +19,7 @@ from agentrl.envs.math.env import Math
 from agentrl.errors import ConfigError, UsageError
 from agentrl.grading.latex import same_answer
 
-from .published import tables
+from .published import play, tables
 
 pytestmark = pytest.mark.usefixtures("graders")
 IDS = ("agentrl/Math-v0", "agentrl/MathPython-v0")
@@ -143,16 +143,13 @@ REWARDED = [(text, reward) for reward, texts in ((1.0, TABLES["right"]), (0.0, T
 
 @pytest.mark.parametrize(("text", "reward"), [*REWARDED, (r"\boxed{" + "9" * 100_000 + "}", 0.0)])
 def test_what_is_rewarded(text: str, reward: float) -> None:
-    env = Math(split="test")
-    env.reset(seed=0, options={"task": "surd-01"})
-    assert env.step(text)[1:4] == (reward, True, False)
+    assert play(Math(split="test"), "surd-01", text) == (reward, True)
 
 
 @pytest.mark.parametrize(("task", "answer"), TABLES["unworked"].items())
 def test_an_unworked_answer_scores_nothing(task: str, answer: str) -> None:
     env = Math(split=next(row["split"] for row in sample() if row["id"] == task))
-    env.reset(seed=0, options={"task": task})
-    assert env.step(rf"\boxed{{{answer}}}")[1] == 0.0
+    assert play(env, task, rf"\boxed{{{answer}}}") == (0.0, True)
 
 
 def test_python_helps_and_a_box_beside_a_call_is_no_answer() -> None:
@@ -169,8 +166,7 @@ def test_gold_is_perfect(env_id: str) -> None:
     for split in ("train", "test"):
         env = agentrl.make(env_id, split=split)
         for task in env.task_set if env_id == IDS[0] else itertools.islice(env.task_set, 2):
-            env.reset(seed=0, options={"task": task.id})
-            assert [env.step(action) for action in env.gold(task)][-1][1:4] == (1.0, True, False)
+            assert play(env, task.id, *env.gold(task)) == (1.0, True)
         env.close()
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from .published import LAYOUTS, Row, played, publish
+from .published import LAYOUTS, Row, play, played, publish
 
 
 class Function(NamedTuple):
@@ -69,8 +69,7 @@ def check_programs(data: str, texts: Sequence[str], wrong: Sequence[str]) -> Non
         assert turns[-1][4]["parts"] == {"correct": 1.0, "passed": 1.0, "submitted": 1.0, "timeout": 0.0}
         assert env.episode.tool_runs[0].ok
         for code in wrong:
-            env.reset(seed=0, options={"task": task.id})
-            assert env.step(f"```solution\n{code}\n```")[1] == 0.0
+            assert play(env, task.id, f"```solution\n{code}\n```") == (0.0, True)
     assert sorted(asked) == sorted(texts)
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from .published import LAYOUTS, Row, played, publish, write
+from .published import LAYOUTS, Row, play, played, publish, write
 
 pytestmark = pytest.mark.usefixtures("graders")
 
@@ -56,10 +56,8 @@ def check_answers(data: str, answers: Mapping[str, str], wrong: Sequence[str]) -
             ({*answers.values(), *wrong} - {answers[task.prompt]}, 0.0),
         ):
             for text in texts:
-                env.reset(seed=0, options={"task": task.id})
-                assert env.step(rf"\boxed{{{text}}}")[1:3] == (reward, True), (task, text)
-        env.reset(seed=0, options={"task": task.id})
-        assert [env.step(turn) for turn in env.gold(task)][-1][1] == 1.0
+                assert play(env, task.id, rf"\boxed{{{text}}}") == (reward, True), (task, text)
+        assert play(env, task.id, *env.gold(task)) == (1.0, True)
     assert sorted(asked) == sorted(answers)
 
 

@@ -16,6 +16,7 @@ from agentrl.errors import ConfigError, InfrastructureError, UnknownNameError
 from agentrl.toolenv.registry import make
 from agentrl.types import Task
 
+from ..published import play
 from .conftest import FAKE, REAL
 from .hostile import assert_all_are_graded
 
@@ -40,18 +41,11 @@ def env(python: str) -> Iterator[Sums]:
         yield env
 
 
-def play(env: Verifiers, answer: str) -> float:
-    env.reset(seed=0, options={"task": env.task_set[0].id})
-    _, reward, terminated, _, _ = env.step(answer)
-    assert terminated
-    return reward
-
-
 def test_answers_are_graded_by_the_rewards_of_the_set(env: Sums, python: str) -> None:
     assert env.reward_weights == {"exact": 2.0, "long": -0.5, "graded": 0.0} and env.best_return == 2.0
     assert env.instructions == "Answer with the number alone."
     (answer,) = env.gold(env.task_set[0])
-    assert play(env, answer) == 2.0 - 0.5 * len(answer) / 100
+    assert play(env, env.task_set[0].id, answer) == (2.0 - 0.5 * len(answer) / 100, True)
     assert env.episode.state["verdict"] == {"rewards": {"exact": 1.0, "long": len(answer) / 100}, "reason": ""}
     with closing(Sums(python=python, taskset="sums_set", parts=PARTS, split="test")) as other:
         ids = [{task.id for task in each.task_set} for each in (env, other)]
@@ -69,7 +63,7 @@ def test_answers_are_graded_by_the_rewards_of_the_set(env: Sums, python: str) ->
     ],
 )
 def test_a_verdict_that_can_not_be_read_earns_nothing(env: Sums, answer: str, reason: str) -> None:
-    assert play(env, answer) < 0
+    assert play(env, env.task_set[0].id, answer)[0] < 0
     assert env.episode.parts is not None and env.episode.parts["graded"] == 0.0
     assert re.search(reason, env.episode.state["verdict"]["reason"])
 
