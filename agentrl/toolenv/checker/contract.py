@@ -119,7 +119,7 @@ def check_gold(subject: Subject) -> Iterator[Finding]:
 def check_record(subject: Subject) -> Iterator[Finding]:
     """ARL-E016: returned messages are never changed afterwards, and ``env.episode`` holds the same ones."""
     env = subject.env
-    for actions in subject.scripts(subject.tasks[0]):
+    for actions in (*subject.scripts(subject.tasks[0]), *([text, ""] for text in subject.hostile_turns())):
         observation = subject.begin(subject.tasks[0])
         returned: list[object] = [observation]
         exchanged = [copy.deepcopy(observation)]

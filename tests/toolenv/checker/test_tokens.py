@@ -1,7 +1,6 @@
 """Environment × tokenizer: what only tokens can show, each fault under its own code."""
 
 import itertools
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -9,14 +8,10 @@ import pytest
 
 from agentrl.errors import ConfigError, UsageError
 from agentrl.render.loading import load_tokenizer
-from agentrl.render.renderer import Renderer
 from agentrl.toolenv.checker import CODES, check_env
-from agentrl.toolenv.checker.subject import Subject
-from agentrl.toolenv.checker.tokens import play_in_tokens
 from agentrl.toolenv.dialects import DIALECTS
 
 from ...render.conftest import Wrapped
-from .broken_contract import EditsTheAgent, ForgetsTheBeginning
 from .conftest import Register
 from .good import Good
 from .test_fine import Answers, ManyTools, NoTools
@@ -80,23 +75,21 @@ class Obedient(Wrapped):
         return super().__call__(text, **{**options, "split_special_tokens": False})
 
 
-BROKEN: list[tuple[type[Good], type[Wrapped], str]] = [
-    *((Good, Echoing, "ARL-T001"), (Good, Halting, "ARL-T001"), (Good, Untemplated, "ARL-T001")),
-    *((Good, Clockwork, "ARL-T001"), (ForgetsTheBeginning, Wrapped, "ARL-T002"), (EditsTheAgent, Wrapped, "ARL-T003")),
-    *((Good, Tickless, "ARL-T004"), (Good, Slashless, "ARL-T004"), (Good, Obedient, "ARL-T005")),
+BROKEN: list[tuple[type[Wrapped], str]] = [
+    *((Echoing, "ARL-T001"), (Halting, "ARL-T001"), (Untemplated, "ARL-T001")),
+    *((Clockwork, "ARL-T001"), (Tickless, "ARL-T004"), (Slashless, "ARL-T004")),
+    (Obedient, "ARL-T005"),
 ]
 
 
-@pytest.mark.parametrize(("kind", "broken", "code"), BROKEN)
-def test_a_fault_in_tokens_is_found_out(
-    register: Register, tokenizer: Any, kind: type[Good], broken: type[Wrapped], code: str
-) -> None:
-    report = check_env(register(kind), tokenizer=broken(tokenizer))
-    assert {finding.code for finding in report.findings} == {*kind.codes, code}, report
+@pytest.mark.parametrize(("broken", "code"), BROKEN)
+def test_a_fault_in_tokens_is_found_out(register: Register, tokenizer: Any, broken: type[Wrapped], code: str) -> None:
+    report = check_env(register(Good), tokenizer=broken(tokenizer))
+    assert {finding.code for finding in report.findings} == {code}, report
 
 
 def test_every_code_of_tokens_is_seen() -> None:
-    assert {code for code in CODES if code.startswith("ARL-T")} == {code for _, _, code in BROKEN}
+    assert {code for code in CODES if code.startswith("ARL-T")} == {code for _, code in BROKEN}
 
 
 @pytest.mark.parametrize(
@@ -114,19 +107,6 @@ def test_the_native_dialect_is_the_templates(register: Register, tokenizer: Any)
         check_env(register(Good), dialect="native")
     with pytest.raises(ConfigError, match="dialect"):
         check_env(register(Good), dialect="native", tokenizer=tokenizer)  # its template writes no calls
-
-
-def test_a_replay_is_the_episode_that_was_sampled(tokenizer: Any) -> None:
-    env, renderer = Good(), Renderer(tokenizer)
-    task = env.task_set[0]
-    call = renderer.turn(env.dialect.render("python", {"code": "<|im_end|>"}))
-    turns: Sequence[list[int]] = [call, call[:-1], call[:4], renderer.turn(env.gold(task)[-1])]
-    whole, played = play_in_tokens(Subject(env=env, tasks=(task,)), renderer, task, turns)
-    assert tokenizer.decode(whole, skip_special_tokens=False).count("<|im_start|>assistant") == len(played)
-    # call[:4] is a block that is never closed: a malformed call, and the episode continues.
-    for ids in turns[: len(played)]:
-        at = next(i for i in range(len(whole)) if whole[i : i + len(ids)] == ids)
-        whole = whole[at + len(ids) :]
 
 
 def test_without_transformers_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
