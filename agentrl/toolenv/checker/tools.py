@@ -3,21 +3,17 @@
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, cast
-
-import pydantic
+from typing import Any, cast
 
 from agentrl.toolenv.author import is_tool
 from agentrl.toolenv.base import ToolEnv
 from agentrl.toolenv.checker.report import Finding
 from agentrl.toolenv.checker.subject import LONG, Subject, short
 from agentrl.toolenv.tools.function import NAME, BadArgumentsError, FunctionTool, Tool, ToolContext, ToolError
-from agentrl.toolenv.tools.schema import explain
 from agentrl.toolenv.tools.timed import Overrun
 
 MAX_RESULT = 50_000
 """Characters that an answer may have beyond twice its call: a mere echo is bounded by the agent's own text."""
-_Type = Literal["string", "integer", "number", "boolean", "array", "object", "null"]
 _PROMPTS_FOR_MUCH = ("#" * LONG, f"print('x' * {10 * LONG})")
 """Arguments that make an unbounded tool answer at length: by echoing them, or by running them as a program."""
 
@@ -132,34 +128,17 @@ def _kind(tool: Tool, error: Exception) -> str:
     return "refused" if isinstance(error.__cause__, ToolError) else "raised"
 
 
-def _as_list(kind: object) -> object:
-    return kind if isinstance(kind, list) else [kind]
-
-
-def _as_schema(schema: object) -> object:
-    return {} if isinstance(schema, bool) else schema
-
-
-class _Property(pydantic.BaseModel):
-    # Without a type, any value is allowed.
-    type: Annotated[list[_Type], pydantic.BeforeValidator(_as_list)] = []
-
-
-class _Parameters(pydantic.BaseModel):
-    type: Literal["object"]
-    properties: dict[str, Annotated[_Property, pydantic.BeforeValidator(_as_schema)]]
-    required: list[str] = []
-
-
 def schema_fault(schema: object) -> str:
     """Return why ``schema`` is no JSON schema of an object, in words after "the parameters"; empty where it is one."""
     try:
-        parameters = _Parameters.model_validate_json(json.dumps(schema))
-    except pydantic.ValidationError as error:
-        return f"are no JSON schema of an object: {explain(error)}"
+        # Through JSON, as a model reads it.
+        plain: Any = json.loads(json.dumps(schema))
     except (TypeError, ValueError, RecursionError) as error:
         return f"can't be written as JSON ({error})"
-    unknown = sorted(set(parameters.required) - set(parameters.properties))
+    properties = plain.get("properties") if isinstance(plain, dict) and plain.get("type") == "object" else None
+    if not isinstance(properties, dict):
+        return "are no JSON schema of an object with properties"
+    unknown = sorted(set(plain.get("required", ())) - set(properties))
     return f"require {unknown}, which are no properties" if unknown else ""
 
 

@@ -186,10 +186,6 @@ class OffersNoObject(Good, codes="ARL-E020"):
     tools = (*Good.tools, unschematic({"type": "string"}))
 
 
-class OffersUnknownType(Good, codes="ARL-E020"):
-    tools = (*Good.tools, unschematic({"type": "object", "properties": {"code": {"type": "text"}}}))
-
-
 class RequiresTheUnknown(Good, codes="ARL-E020"):
     schema: ClassVar = {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["cod"]}
     tools = (*Good.tools, unschematic(schema))
