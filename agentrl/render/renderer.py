@@ -16,24 +16,14 @@ import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 from agentrl.errors import RenderError
 from agentrl.render import harmony, thinking
 from agentrl.render.loading import ENDS
-from agentrl.render.template import ChatTemplate, Piece, Shape, Slot, Template, shapes_of
-from agentrl.render.tokens import IN_TEXT, Owned, TextTokenizer, TextTokens
+from agentrl.render.template import ChatTemplate, Piece, Shape, Slot, shapes_of
+from agentrl.render.tokens import IN_TEXT, ChatTokenizer, Owned, TextTokens
 from agentrl.segments import Segment, Source
 from agentrl.types import Message, Role
-
-
-class ChatTokenizer(TextTokenizer, Template, Protocol):
-    """The part of a Hugging Face tokenizer that the renderer uses."""
-
-    pad_token_id: int | None
-    """The padding token."""
-    init_kwargs: dict[str, Any]
-    """Settings that are saved with it, among them ``end_token_ids``, as :func:`load_tokenizer` records them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

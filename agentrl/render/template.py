@@ -15,10 +15,10 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
 
 from agentrl.errors import ConfigError, RenderError, nearest
 from agentrl.render import harmony
+from agentrl.render.tokens import ChatTokenizer
 from agentrl.types import Message, Role
 
 _MARK = "Zq0x{}xq0Z"
@@ -34,17 +34,6 @@ _OURS = {"messages", "tools", "documents", "add_generation_prompt", "strftime_no
 """Variables that the renderer sets, not the user."""
 _TODAY = datetime.datetime(2025, 1, 1)
 """The date for templates that ask for one, fixed so that a run resumed tomorrow shows the same prompts."""
-
-
-class Template(Protocol):
-    """The part of a tokenizer that holds its chat template."""
-
-    chat_template: Any
-    """The template's source."""
-
-    def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
-        """Render a conversation as one text."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +121,7 @@ class ChatTemplate:
     """
 
     def __init__(
-        self, tokenizer: Template, args: Mapping[str, object], tools: Sequence[Mapping[str, object]] = ()
+        self, tokenizer: ChatTokenizer, args: Mapping[str, object], tools: Sequence[Mapping[str, object]] = ()
     ) -> None:
         self._tokenizer = tokenizer
         # Without tools, ``tools`` is not set: even an empty list would choose the named template ``tool_use``.

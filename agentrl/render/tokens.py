@@ -24,15 +24,29 @@ _SAMPLE = "Read  this\n\n\tback: d\u00e9j\u00e0, 12 345; \u4f60\u597d, \U0001f64
 """A round-trip test: spaces, line ends, accents, digits, Chinese and an emoji."""
 
 
-class TextTokenizer(Protocol):
-    """The part of a Hugging Face tokenizer that writes and reads text."""
+class ChatTokenizer(Protocol):
+    """The part of a Hugging Face tokenizer that is used here, with its chat template."""
 
     eos_token_id: Any
     """The token that ends a text, or a turn."""
+    pad_token_id: int | None
+    """The padding token."""
     unk_token_id: Any
     """The token for text outside the vocabulary."""
+    all_special_tokens: list[str]
+    """Spellings of the special tokens."""
+    all_special_ids: list[int]
+    """Their ids."""
     added_tokens_decoder: Any
     """The tokens added to the merged vocabulary, by id."""
+    init_kwargs: dict[str, Any]
+    """Settings that are saved with it, among them ``end_token_ids``, as :func:`load_tokenizer` records them."""
+    chat_template: Any
+    """The chat template's source."""
+
+    def apply_chat_template(self, conversation: Any, **options: Any) -> Any:
+        """Render a conversation as one text."""
+        ...
 
     def get_vocab(self) -> Any:
         """Return the id of every token."""
@@ -69,7 +83,7 @@ class TextTokens:
             and has no anchor.
     """
 
-    def __init__(self, tokenizer: TextTokenizer, written: str = "") -> None:
+    def __init__(self, tokenizer: ChatTokenizer, written: str = "") -> None:
         self._tokenizer = tokenizer
         self._check_reading()
         added: Mapping[int, Any] = tokenizer.added_tokens_decoder

@@ -14,10 +14,11 @@ from typing import Any
 
 from agentrl.errors import ConfigError, EnvContractError, InfrastructureError
 from agentrl.render.loading import load_tokenizer
+from agentrl.render.tokens import ChatTokenizer
 from agentrl.toolenv.base import ToolEnv
 from agentrl.toolenv.checker import contract, leaks, rewards, tasks, tokens, tools
 from agentrl.toolenv.checker.report import CODES, Fault, Finding, Report
-from agentrl.toolenv.checker.subject import Check, ControlTokens, Subject, raised
+from agentrl.toolenv.checker.subject import Check, Subject, raised
 from agentrl.toolenv.dialects import resolve_dialect
 from agentrl.toolenv.registry import make
 
@@ -58,7 +59,7 @@ def check_env(
     arguments: Mapping[str, Any] = MappingProxyType({}),
     tasks: int = 3,
     dialect: str | None = None,
-    tokenizer: str | Path | ControlTokens | None = None,
+    tokenizer: str | Path | ChatTokenizer | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> Report:
     """Play an environment with hostile, careless and perfect turns, and report contract violations.
@@ -108,14 +109,14 @@ def check_env(
             made.close()
 
 
-def _made(env_id: str, arguments: Mapping[str, Any], dialect: str | None, tokenizer: ControlTokens | None) -> ToolEnv:
+def _made(env_id: str, arguments: Mapping[str, Any], dialect: str | None, tokenizer: ChatTokenizer | None) -> ToolEnv:
     if dialect := dialect or arguments.get("dialect"):
         dialect = dialect if tokenizer is None else resolve_dialect(dialect, tokenizer)
         arguments = {**arguments, "dialect": dialect}
     return make(env_id, **arguments)
 
 
-def _subject(env: ToolEnv, count: int, tokenizer: ControlTokens | None) -> Subject | Finding:
+def _subject(env: ToolEnv, count: int, tokenizer: ChatTokenizer | None) -> Subject | Finding:
     try:
         tasks = tuple(itertools.islice(env.task_set, count))
     except Exception as error:  # an environment under check may raise anything

@@ -8,13 +8,13 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
 
 from agentrl.errors import EnvContractError, InfrastructureError
-from agentrl.render.renderer import ChatTokenizer
+from agentrl.render.tokens import ChatTokenizer
 from agentrl.toolenv.base import ToolEnv
 from agentrl.toolenv.checker.report import Finding
 from agentrl.toolenv.dialects.sample import sample_arguments
@@ -36,15 +36,6 @@ NOISE = (
     *(IGNORANT[0], "e\u0301\u0323Z\u0334\u031b\u0300" * 20, "{}" * 500, "word " * (LONG // 5)),
 )
 """Texts without a call in most dialects: a model may write any of them."""
-
-
-class ControlTokens(ChatTokenizer, Protocol):
-    """A tokenizer that can also list its control tokens."""
-
-    all_special_tokens: list[str]
-    """The control tokens' spellings."""
-    all_special_ids: list[int]
-    """Their ids."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +134,7 @@ class Subject:
     """The environment."""
     tasks: tuple[Task, ...]
     """The tasks that it is checked on."""
-    tokenizer: ControlTokens | None = None
+    tokenizer: ChatTokenizer | None = None
     """Writes the messages as tokens; None where tokens are not checked."""
     skipped: list[str] = dataclasses.field(default_factory=list[str])
     """A sentence for each thing that could not be checked, with the reason; checks append to it."""

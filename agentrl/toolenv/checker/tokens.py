@@ -9,10 +9,11 @@ from collections.abc import Iterator, Sequence
 
 from agentrl.errors import RenderError
 from agentrl.render.renderer import Renderer
+from agentrl.render.tokens import ChatTokenizer
 from agentrl.toolenv.base import ToolEnv
 from agentrl.toolenv.checker.contract import TOLERANCE
 from agentrl.toolenv.checker.report import Finding
-from agentrl.toolenv.checker.subject import ControlTokens, Subject, Turn, as_sentence, short
+from agentrl.toolenv.checker.subject import Subject, Turn, as_sentence, short
 from agentrl.toolenv.tools.context import SubTurn, scripted
 from agentrl.types import Message, Segment, Task
 
@@ -96,7 +97,7 @@ def _check_calls(subject: Subject, renderer: Renderer) -> Iterator[Finding]:
             yield Finding("ARL-T004", f"The call {short(call)} comes back from tokens as {short(back)}.")
 
 
-def _check_control(renderer: Renderer, tokenizer: ControlTokens) -> Iterator[Finding]:
+def _check_control(renderer: Renderer, tokenizer: ChatTokenizer) -> Iterator[Finding]:
     """Spell every control token in a task, a tool's answer and the agent's text."""
     control = set(tokenizer.all_special_ids)
     for spelled in tokenizer.all_special_tokens:
