@@ -2,6 +2,7 @@
 
 import hashlib
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -49,11 +50,8 @@ class TaskList(TaskSet):
         if not self._tasks:
             raise EnvContractError("a set of tasks needs at least one task")
         if len(self._by_id) != len(self._tasks):
-            indices: dict[str, int] = {}
-            for index, task in enumerate(self._tasks):
-                if (other := indices.setdefault(task.id, index)) != index:
-                    twins = f"{task.id!r}, those at {other} and {index}"
-                    raise EnvContractError(f"two tasks of one set share the id {twins}: give each its own")
+            ((shared, _),) = Counter(task.id for task in self._tasks).most_common(1)
+            raise EnvContractError(f"two tasks of one set share the id {shared!r}: give each its own")
 
     @property
     def size(self) -> int:

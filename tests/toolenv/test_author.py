@@ -71,7 +71,7 @@ def give(value: object) -> object:
         ({"tasks": "one"}, r"Broken\.tasks gave 'one' \(str\)"),
         ({"tasks": ["one"]}, r"Broken\.tasks gave 'one' \(str\)"),
         ({"tasks": []}, r"Broken\.tasks: a set of tasks needs at least one task"),
-        ({"tasks": [Task(id="a", prompt="")] * 2}, r"Broken\.tasks: two tasks of one set share the id 'a', those"),
+        ({"tasks": [Task(id="a", prompt="")] * 2}, r"Broken\.tasks: two tasks of one set share the id 'a'"),
         ({"respond": None}, r"Broken\.respond gave None \(NoneType\): return a tuple of Messages"),
         ({"respond": "Go on."}, r"Broken\.respond gave 'Go on\.' \(str\)"),
         ({"respond": ["Go on."]}, r"Broken\.respond gave 'Go on\.' \(str\)"),

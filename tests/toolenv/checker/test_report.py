@@ -105,7 +105,7 @@ class Twins(Good):
     [
         (RewardRaises, "ARL-E005", "RewardRaises.reward raised ValueError("),
         (NoReward, "ARL-E005", "NoReward.reward is not written: let it return parts, as in {'correct': 1.0}."),
-        (Twins, "ARL-E000", "Two tasks of one set share the id 'q1', those at 0 and 1: give each its own."),
+        (Twins, "ARL-E000", "Two tasks of one set share the id 'q1': give each its own."),
     ],
 )
 def test_an_error_that_says_what_to_do_is_one_finding(
