@@ -143,14 +143,6 @@ class PaysArrays(Good, codes="ARL-E012"):
         return messages, np.float32(reward), terminated, truncated, info
 
 
-class ForgetsTheBeginning(Good, codes="ARL-E016"):
-    """Makes room in the context by leaving out what was said first."""
-
-    def respond(self, episode: Episode) -> tuple[Message, ...]:
-        object.__setattr__(episode, "messages", episode.messages[-2:])
-        return ()
-
-
 class EditsTheAgent(Good, codes="ARL-E016"):
     """Takes the white space off what the agent wrote."""
 

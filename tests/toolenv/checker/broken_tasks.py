@@ -57,15 +57,6 @@ class LosesTasks(Good, codes="ARL-E015"):
         return Lost(three(super().tasks(split)))
 
 
-class MakesTasksAnew(Good, codes="ARL-E002 ARL-E015", shows=r"12345 - 7\. \((\d+)\)' and '.*12345 - 7\. \((?!\1)"):
-    """Numbers its tasks by when they were made."""
-
-    made: ClassVar[Any] = itertools.count()
-
-    def asked(self, index: int, prompt: str, answer: str) -> Task:
-        return super().asked(index, f"{prompt} ({next(self.made)})", answer)
-
-
 class Repeating(TaskList):
     size = 6  # pyright: ignore
 

@@ -44,22 +44,6 @@ class ManyTools(Good):
     tools = (*Good.tools, look_up, shout)
 
 
-class ManySplits(Good):
-    splits: ClassVar[tuple[str, ...]] = ("train", "validation", "test", "hard")
-
-    def tasks(self, split: str) -> TaskSet:
-        start = 12345 + 1000 * self.splits.index(split)
-        names = map(str, range(start, start + 250))
-        return TaskList([Task(id=name, prompt=f"Reverse {name}.", answer=name[::-1]) for name in names])
-
-
-class PaysEachTurn(Good):
-    """Takes a little for every turn, and gives a little for a good beginning."""
-
-    def turn_reward(self, episode: Episode) -> float:
-        return 0.1 if episode.turns == 1 else -0.01
-
-
 class PaysForManners(Good):
     """Parts for the form of an answer and for using a tool, and one that counts against the agent."""
 
@@ -70,14 +54,6 @@ class PaysForManners(Good):
         boxed = last_boxed(episode.final) is not None
         rude = "stupid" in episode.final
         return {"correct": right, "boxed": float(boxed), "called": float(bool(episode.tool_runs)), "rude": float(rude)}
-
-
-class PaysForBeingClose(Good):
-    def reward(self, episode: Episode) -> Mapping[str, float]:
-        boxed = last_boxed(episode.final) or ""
-        right = int(episode.task.answer)
-        close = 1 / (1 + abs(int(boxed) - right)) if boxed.isascii() and boxed.isdigit() and len(boxed) < 9 else 0.0
-        return {"correct": close}
 
 
 class YesOrNo(NoTools):
@@ -119,10 +95,6 @@ class Submits(Good):
 
     def reward(self, episode: Episode) -> Mapping[str, float]:
         return {"correct": float(self.answer == episode.task.answer)}
-
-
-class OneTurn(NoTools):
-    max_turns = 1
 
 
 class Answers(Good):
@@ -184,8 +156,8 @@ class WithPython(Good):
 @pytest.mark.parametrize(
     "kind",
     [
-        *(Good, NoTools, ManyTools, ManySplits, PaysEachTurn, PaysForManners, PaysForBeingClose, YesOrNo, LuckyStreak),
-        *(Submits, Choosy, HiddenTables, OneTurn, Answers),
+        *(Good, NoTools, ManyTools, PaysForManners, YesOrNo, LuckyStreak),
+        *(Submits, Choosy, HiddenTables, Answers),
     ],
 )
 def test_a_good_environment_gives_no_finding(register: Register, kind: type[Good]) -> None:
