@@ -114,26 +114,6 @@ def test_a_turn_that_ended_as_if_somebody_else_spoke_next_keeps_its_end() -> Non
     )
 
 
-def test_thinking_stays_where_it_was_sampled() -> None:
-    """The template shows thinking since the newest question only; prompts that were shown are not rewritten."""
-    renderer, tokenizer = renderer_of("qwen3"), tokenizer_of("qwen3")
-    thinking = [(f"<think>\nLet me see.\n</think>\n\n{text}", answers) for text, answers in TOOLS]
-    turns = [[*renderer.turn(text)] for text, _ in thinking]
-    # Spelled by the turn's writer those tokens stay text; the model samples the real ones.
-    sampled = [tokenizer(tokenizer.decode(turn), add_special_tokens=False).input_ids for turn in turns]
-    tokens, messages = list(renderer.prompt([USER]).token_ids), [USER]
-    for turn, (text, answers) in zip(sampled, thinking, strict=True):
-        before, earlier = len(tokens), list(tokens)
-        tokens += [*turn, *ids(renderer.extend(turn, answers))]
-        messages += [Message(role="assistant", content=text), *answers]
-        assert tokens[:before] == earlier and renderer.text(turn) == text
-        if MORE not in messages:
-            assert tokens == whole(renderer, messages)
-    assert MORE in messages and tokens != whole(renderer, messages)
-    assert tokenizer.decode(tokens).count("Let me see.\n</think>") == len(thinking)
-    assert tokenizer.decode(whole(renderer, messages)).count("Let me see.\n</think>") == 1
-
-
 @pytest.mark.parametrize(("name", "newlines"), [("qwen3", "\n\n"), ("smollm3", "\n")])
 def test_a_variable_of_the_template(name: str, newlines: str) -> None:
     thinking, plain = renderer_of(name), renderer_of(name, enable_thinking=False)
@@ -187,19 +167,6 @@ def test_mistrals_system_message_stays_where_it_was_shown() -> None:
     )
     own = Message(role="tool", content="1", tool_call_id="aB3456789")
     assert '"call_id": "aB3456789"' in tokenizer.decode(ids(renderer.extend([], [own])))
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("padded", [" 42 ", "\n\n42\n", "42\t", '{"a": "b\\c"}', "\u00a042"])
-def test_what_the_template_does_to_contents_is_done_to_them(name: str, padded: str) -> None:
-    """Trimmed, quoted or left alone: the text is the template's."""
-    renderer = renderer_of(name)
-    opening = [Message(role="system", content=padded), Message(role="user", content=padded)]
-    tokens, messages = play(renderer, opening, [("42", [result(padded)])])
-    if name in ("gemma2", "gemma3", "llama2"):
-        messages = [*(as_user(opening) if name == "gemma2" else opening), *as_user(messages[2:])]
-    shown, wanted = map(renderer.tokenizer.decode, (tokens, whole(renderer, messages)))
-    assert shown.replace("<think>\n", "") == wanted
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -62,6 +62,7 @@ def test_a_template_that_only_appends_is_exact() -> None:
     assert kinds(judge("qwen2_5", "native-hermes")) == {"exact": 7}
     spoken = judge("glm4", "native-glm")
     assert kinds(spoken) == {"exact": 7} and all(verdict.spoken for verdict in spoken.values())
+    assert kinds(judge("qwen3")) == {"exact": 10, "append-only": 1}, "thinking stays where it was sampled"
 
 
 def test_what_the_renderer_can_not_know_differs() -> None:
