@@ -106,12 +106,6 @@ def test_a_turn_that_ended_as_if_somebody_else_spoke_next_keeps_its_end() -> Non
     wrong = renderer.turn("print(1)", answered_by="user")
     text = tokenizer.decode([*wrong, *ids(renderer.extend(wrong, [result("1")]))])
     assert text == "print(1)<|user|><|observation|>\n<tool_response>\n1\n</tool_response><|assistant|>\n"
-    ended = [*renderer.turn("print(1)")[:-1], tokenizer.eos_token_id]
-    assert renderer.text(ended) == "print(1)"
-    # The role that speaks next opens with what ends a turn, so it is not left out.
-    assert tokenizer.decode([*ended, *ids(renderer.extend(ended, [MORE]))]).startswith(
-        "print(1)<|endoftext|><|user|>\nAnd times 3?"
-    )
 
 
 @pytest.mark.parametrize(("name", "newlines"), [("qwen3", "\n\n"), ("smollm3", "\n")])

@@ -11,7 +11,7 @@ import pytest
 from agentrl.errors import ConfigError, EnvContractError, InfrastructureError, UnknownNameError
 from agentrl.toolenv.base import Episode, ToolEnv
 from agentrl.toolenv.tasks import TaskList
-from agentrl.toolenv.tools.function import FunctionTool, ToolContext, ToolError, tool
+from agentrl.toolenv.tools.function import FunctionTool, ToolError, tool
 from agentrl.types import Message, Task
 
 
@@ -207,55 +207,6 @@ def test_an_environment_may_be_bare() -> None:
 
 def test_an_episode_without_a_turn_has_no_final_text() -> None:
     assert Episode(task=Task(id="", prompt=""), messages=({"role": "user", "content": "hi"},)).final == ""
-
-
-@tool
-def draw(code: str, ctx: ToolContext) -> int:
-    """Draw."""
-    return int(ctx.rng.integers(2**40))
-
-
-class Counter(ToolEnv):
-    """Counts, by a method that is a tool, and draws."""
-
-    step_size = 2
-
-    @tool
-    def count(self, code: str, ctx: ToolContext) -> int:
-        """Count."""
-        ctx.state["n"] = ctx.state.get("n", 0) + self.step_size
-        return ctx.state["n"]
-
-    tools: Sequence[Any] = (count, draw)
-
-    def tasks(self, split: str) -> list[Task]:
-        return [Task(id="one", prompt="Count.")]
-
-    def reward(self, episode: Episode) -> Mapping[str, float]:
-        return {"correct": episode.state.get("n", 0) == 4}
-
-
-def answered(env: ToolEnv, name: str = "count") -> str:
-    return env.step(f"```{name}\nx\n```")[0][0]["content"]
-
-
-def test_tools_of_a_class_keep_their_state_apart() -> None:
-    env, other = Counter(), Counter()
-    other.step_size = 10
-    env.reset(seed=0)
-    other.reset(seed=0)
-    assert [answered(env), answered(other), answered(env), env.step("done")[1]] == ["2", "10", "4", 1.0]
-    env.reset(seed=0)
-    assert [answered(env), env.step("done")[1]] == ["2", 0.0]
-
-
-def test_chance_of_tools_follows_the_episodes_seed() -> None:
-    drawn: list[str] = []
-    for seed in (1, 1, 2):
-        env = Counter()
-        env.reset(seed=seed)
-        drawn.append(answered(env, "draw"))
-    assert drawn[0] == drawn[1] != drawn[2]
 
 
 def test_a_tool_of_ones_own_may_raise_or_give_anything(env: Shout) -> None:

@@ -2,7 +2,6 @@
 
 import builtins
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -86,11 +85,6 @@ def test_what_tells_long_texts_apart_is_shown() -> None:
     assert contrast(({"role": "user", "content": "a"},), ({"role": "tool", "content": "a"},)).count("role") == 2
 
 
-class RewardRaises(Good):
-    def reward(self, episode: agentrl.Episode) -> Mapping[str, float]:
-        return {"correct": float(episode.final)}
-
-
 class NoReward(Good):
     reward = agentrl.ToolEnv.reward
 
@@ -103,7 +97,6 @@ class Twins(Good):
 @pytest.mark.parametrize(
     ("kind", "code", "message"),
     [
-        (RewardRaises, "ARL-E005", "RewardRaises.reward raised ValueError("),
         (NoReward, "ARL-E005", "NoReward.reward is not written: let it return parts, as in {'correct': 1.0}."),
         (Twins, "ARL-E000", "Two tasks of one set share the id 'q1': give each its own."),
     ],
