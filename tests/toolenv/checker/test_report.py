@@ -13,7 +13,6 @@ import agentrl
 from agentrl.cli import main
 from agentrl.errors import ConfigError, InfrastructureError, UnknownNameError
 from agentrl.toolenv.checker import CHECKS, CODES, Finding, Report, check_env
-from agentrl.toolenv.checker.subject import Turn, contrast, difference
 
 from . import broken_contract as contract
 from . import broken_rewards
@@ -73,16 +72,6 @@ def test_every_check_is_announced(register: Register) -> None:
     check_env(register(Good), dialect="fence", say=lines.append)
     assert len(lines) == len(set(lines)) == len(CHECKS) > 15
     assert {"first observation", "turns", "leaks", "tokenizer"} <= set(lines)
-
-
-def test_what_tells_long_texts_apart_is_shown() -> None:
-    start = "SQLite objects created in a thread can only be used in that same thread, id 14018"
-    left, right = contrast(f"{start}1{'.' * 999}", f"{start}2{'.' * 999}").split(" and ")
-    assert left.startswith("'…") and left.index("1.") and right.index("2.") and len(left) < 70
-    turns = [Turn(messages=(), reward=reward, terminated=True, truncated=False) for reward in (0.25, float("nan"))]
-    assert difference(turns[:1], turns[1:]) == "reward '0.25' and 'nan' in turn 1"
-    assert difference(turns[:1], turns) == "1 turns and 2"
-    assert contrast(({"role": "user", "content": "a"},), ({"role": "tool", "content": "a"},)).count("role") == 2
 
 
 class NoReward(Good):
