@@ -206,7 +206,7 @@ class RolloutSettings(_Section):
     total_tokens: Whole = 0
     """Most tokens of all rows of an episode together; 0 for four times episode_tokens (rollout)."""
     concurrency: Count = 64
-    """Most episodes at a time, for each actor of a fleet; fewer if the engine's cache is full (rollout)."""
+    """Most episodes at a time, for each actor of a fleet (rollout)."""
     max_fault_rate: Below1 = 0.01
     """Share of groups lost to infrastructure faults above which the run stops (rollout)."""
     truncated: TruncatedSettings = Field(default_factory=TruncatedSettings)

@@ -59,18 +59,6 @@ class Completion:
     """Tokens that a server says it has read and written; None without a server."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cache:
-    """Keys and values that an engine holds for the requests that it computes."""
-
-    tokens: int
-    """Tokens that there is room for."""
-    used: float
-    """Share of that which requests under way hold, in [0, 1]."""
-    preempted: int
-    """Number of times so far that a request lost its room to others and was computed anew later."""
-
-
 def check_request(prompt_ids: tuple[int, ...], sampling: Sampling, seed: int, *, vocab: int, max_length: int) -> None:
     """Refuse a request that would fail in the model, and with it every request that is computed beside it.
 
@@ -102,11 +90,6 @@ class Engine(Protocol):
     @property
     def rounding(self) -> float:
         """Largest error of a log-prob that rounding in the engine's arithmetic explains, in nats."""
-        ...
-
-    @property
-    def cache(self) -> Cache | None:
-        """State of the cache; None where requests never take room from each other."""
         ...
 
     async def generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, *, seed: int) -> Completion:

@@ -57,8 +57,6 @@ class OpenAIEngine:
     """False, since concurrent requests, or the server that answers, may change an answer."""
     rounding = float("inf")
     """Infinite, since nothing is known of the server's arithmetic."""
-    cache = None
-    """None, since nothing is known of the server's memory."""
 
     def __init__(
         self,

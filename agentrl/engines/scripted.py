@@ -21,8 +21,6 @@ class ScriptedEngine:
     """Nothing is sampled."""
     rounding = 0.0
     """Nothing is computed."""
-    cache = None
-    """Nothing is kept."""
 
     def __init__(self, turns: Sequence[Sequence[int]]) -> None:
         self.turns = [tuple(turn) for turn in turns]

@@ -65,9 +65,6 @@ class TransformersEngine:
         ConfigError: the model was loaded with another attention implementation, or ``slots`` is below 1.
     """
 
-    cache = None
-    """None, since rows grow and a request waits for a free one."""
-
     def __init__(self, model: PreTrainedModel, *, slots: int = 64, max_length: int = 4096, native: bool = True) -> None:
         config: Any = model.config
         if config._attn_implementation != NAME:

@@ -23,7 +23,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from agentrl.engines import check_cpu_heads
-from agentrl.engines.base import Cache, Completion, Sampling, check_request
+from agentrl.engines.base import Completion, Sampling, check_request
 from agentrl.engines.vllm_cards import Copies, choose_backend, engine_cards
 from agentrl.errors import ConfigError, InfrastructureError
 from agentrl.models.load import ROUNDING
@@ -85,15 +85,11 @@ class _Watch(_loggers.StatLoggerBase):
     """A logger that vLLM calls after each of its steps."""
 
     def __init__(self) -> None:
-        self.used, self.preempted, self.heard = dict[int, float](), 0, time.monotonic()
-
-    def record(self, scheduler_stats: Any, iteration_stats: Any, *_: object, engine_idx: int = 0, **__: object) -> None:
-        """Keep the figures of the cache."""
         self.heard = time.monotonic()
-        if scheduler_stats is not None:
-            self.used[engine_idx] = scheduler_stats.kv_cache_usage
-        if iteration_stats is not None:
-            self.preempted += iteration_stats.num_preempted_reqs
+
+    def record(self, *_: object, **__: object) -> None:
+        """Note the time: vLLM is alive."""
+        self.heard = time.monotonic()
 
     def log_engine_initialized(self) -> None:
         """Log nothing."""
@@ -179,12 +175,6 @@ class VllmEngine:
         except (ValueError, TypeError, RuntimeError) as error:
             self._folder.cleanup()
             raise ConfigError(f"vLLM does not start: {' '.join(str(error).split())}") from error
-
-    @property
-    def cache(self) -> Cache:
-        """State of vLLM's cache of keys and values; of several copies, the share of the fullest one."""
-        used = max(self._watch.used.values(), default=0.0)
-        return Cache(tokens=self._room, used=used, preempted=self._watch.preempted)
 
     async def generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, *, seed: int) -> Completion:
         """Sample a continuation of ``prompt_ids``; see :class:`agentrl.engines.base.Engine`.
@@ -326,9 +316,7 @@ class VllmEngine:
             os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
         arguments = _vllm.AsyncEngineArgs(**self._arguments)
         self._llm: Any = _engine.AsyncLLM.from_engine_args(arguments, stat_loggers=[self._watching])
-        config = self._llm.vllm_config.cache_config
-        self._first, self._room = self._version, int(config.num_gpu_blocks * config.block_size) * self._copies.count
-        self._transfer, self._asleep = None, False
+        self._first, self._transfer, self._asleep = self._version, None, False
         if self._closed:  # meanwhile
             self._llm.shutdown()
 

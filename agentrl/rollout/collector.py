@@ -14,7 +14,7 @@ from agentrl.errors import EnvContractError, FaultRateError, InfrastructureError
 from agentrl.render.transcript import Writer
 from agentrl.rollout.collected import Collected
 from agentrl.rollout.driver import Driver, StepDriver
-from agentrl.rollout.gate import Gate, wait_for_enough
+from agentrl.rollout.enough import wait_for_enough
 from agentrl.rollout.metrics import sandbox_metrics
 from agentrl.rollout.plan import EpisodeSpec, PlayRequest
 from agentrl.rollout.player import EpisodeLimits, Player
@@ -70,15 +70,15 @@ class Collector:
         self._max_fault_rate = max_fault_rate
         self._threads: ThreadPoolExecutor | None = None
         self._idle: dict[str, list[ToolEnv]] = {name: [] for name in envs}
-        self._gate = Gate(concurrency, limits.episode_tokens)
+        self._places: tuple[asyncio.AbstractEventLoop, asyncio.Semaphore] | None = None
+        """One for each episode at a time, and the event loop that they belong to."""
         self._leaving = set[asyncio.Task[Group | None]]()
         """Groups that were cancelled and have not ended yet."""
 
     def __getstate__(self) -> dict[str, object]:
         # Threads and environments can't be pickled: another process makes its own.
-        gate = Gate(self._concurrency, self._limits.episode_tokens)
         idle = dict[str, list[ToolEnv]]((name, []) for name in self._envs)
-        return {**self.__dict__, "_threads": None, "_idle": idle, "_gate": gate, "_leaving": set[Any]()}
+        return {**self.__dict__, "_threads": None, "_idle": idle, "_places": None, "_leaving": set[Any]()}
 
     async def collect(
         self,
@@ -125,15 +125,17 @@ class Collector:
         if self._threads is None:
             # A thread for each episode, since a waiting tool holds its thread. Sandboxes limit running programs.
             self._threads = ThreadPoolExecutor(self._concurrency, thread_name_prefix="agentrl-env")
-        player = Player(limits=self._limits, threads=self._threads, gate=self._gate)
+        if self._places is None or self._places[0] is not asyncio.get_running_loop():
+            self._places = asyncio.get_running_loop(), asyncio.Semaphore(self._concurrency)
+        _, places = self._places
+        player = Player(limits=self._limits, threads=self._threads)
         faults, refused = list[InfrastructureError](), dict[EpisodeSpec, RefusedError]()
-        self._gate.observe(engine.cache)
 
         async def member(spec: EpisodeSpec) -> Trajectory | None:
             trajectory, attempts = request.played.get(spec.seed), 0
             while trajectory is None and attempts < 2:
                 attempts += 1
-                async with self._gate:
+                async with places:
                     try:
                         trajectory = await self._episode(spec, engine, request.sampling, player)
                     except FaultRateError:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentrl.rollout.collected import Clock
-from agentrl.rollout.gate import Gate
 from agentrl.segments import Row
 from agentrl.toolenv.author import ask
 from agentrl.types import CutTurns, Stop
@@ -53,8 +52,6 @@ class Player:
     """Limits of each episode."""
     threads: ThreadPoolExecutor
     """Threads in which environments step."""
-    gate: Gate
-    """Bounds the episodes at a time."""
     clock: Clock = field(default_factory=Clock)
     """Time spent so far."""
 

@@ -143,7 +143,6 @@ class Policy:
             seed = derive_seed(self.spec.seed, number)
             done = await self._engine.generate((*row.token_ids, *opened), sampling, seed=seed)
             self._player.clock.engine += time.perf_counter() - began
-            self._player.gate.observe(self._engine.cache)
             sampled = self._sampled(row, opened, done, spent=len(opened) + len(done.token_ids) == room)
             if deliver is not None:
                 await deliver(sampled)

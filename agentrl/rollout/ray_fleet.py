@@ -25,7 +25,7 @@ from agentrl.engines.base import Completion, Sampling
 from agentrl.errors import InfrastructureError
 from agentrl.rollout.collected import Collected, joined
 from agentrl.rollout.collector import Collector, Fleet
-from agentrl.rollout.gate import wait_for_enough
+from agentrl.rollout.enough import wait_for_enough
 from agentrl.rollout.metrics import sandbox_metrics
 from agentrl.rollout.plan import EpisodeSpec, PlayRequest
 from agentrl.rollout.ray_actor import Actor, broadcast, dist, packed
@@ -76,9 +76,6 @@ class RayFleet(Fleet):
         ConfigError: no cluster is reachable, or it has no room for so many actors, or they don't take the options.
         InfrastructureError: an actor did not start.
     """
-
-    cache = None
-    """Each actor's collector asks its own engine."""
 
     def __init__(
         self,

@@ -20,7 +20,6 @@ from agentrl.engines.base import Sampling
 from agentrl.engines.scripted import ScriptedEngine
 from agentrl.render.loading import load_tokenizer
 from agentrl.render.renderer import Renderer
-from agentrl.rollout.gate import Gate
 from agentrl.rollout.plan import EpisodeSpec
 from agentrl.rollout.player import EpisodeLimits, Player
 from agentrl.rollout.policy import Policy
@@ -79,7 +78,7 @@ async def compare(renderer: Renderer, turns: int, turn: int, sessions: int) -> N
 def policy_of(renderer: Renderer, words: str, turns: int) -> Policy:
     """Return a policy that calls a tool in each turn."""
     bounds = EpisodeLimits(episode_tokens=10**7, total_tokens=10**8)
-    player = Player(limits=bounds, threads=ThreadPoolExecutor(1), gate=Gate(64, bounds.episode_tokens))
+    player = Player(limits=bounds, threads=ThreadPoolExecutor(1))
     script = [renderer.turn(CALL.format(text=words, number=number), answered_by="tool") for number in range(turns)]
     return Policy(
         ScriptedEngine(script), renderer, EpisodeSpec(task_id="t", seed=5), Sampling(max_tokens=10**5), player

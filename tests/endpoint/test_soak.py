@@ -26,7 +26,7 @@ TEXTS = ["Hello.\n", "{x}\n", "<think>Hm.\n</think>", "", " ", "STOP", "é\n", "
 class Noting:
     """Samples random turns token by token, and notes each with its prompt and what it was."""
 
-    exact, rounding, cache = False, 0.0, None
+    exact, rounding = False, 0.0
 
     def __init__(self, renderer: Renderer, seed: int) -> None:
         self.sampled: list[tuple[tuple[int, ...], tuple[int, ...]]] = []

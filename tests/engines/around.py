@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from agentrl.engines.base import Cache, Completion, Engine, Sampling
+from agentrl.engines.base import Completion, Engine, Sampling
 
 Heard = tuple[tuple[int, ...], Sampling, int, Completion]
 
@@ -12,10 +12,6 @@ class Around:
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.exact, self.rounding = engine, engine.exact, engine.rounding
-
-    @property
-    def cache(self) -> Cache | None:
-        return self.engine.cache
 
     async def generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, *, seed: int) -> Completion:
         return await self.engine.generate(prompt_ids, sampling, seed=seed)

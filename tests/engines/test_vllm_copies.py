@@ -101,7 +101,6 @@ def test_two_copies_play_sleep_and_wake_with_new_weights(
     try:
         monkeypatch.setattr(engine._llm, "generate", watched)
         _, after = asyncio.run(scenario())
-        assert engine.cache.tokens > 0
     finally:
         engine.close()
     assert sorted(cached) == [(rank, tokens) for rank in (0, 1) for tokens in (0, 0, 96, 96)], "no cache of old weights"

@@ -16,7 +16,6 @@ from agentrl.engines.scripted import ScriptedEngine
 from agentrl.errors import TokenLimitError
 from agentrl.render.renderer import Renderer
 from agentrl.rollout.collector import Collector
-from agentrl.rollout.gate import Gate
 from agentrl.rollout.plan import EpisodeSpec
 from agentrl.rollout.player import EpisodeLimits, Player
 from agentrl.rollout.policy import Policy
@@ -49,7 +48,7 @@ def policy_of(
     engine: Any, renderer: Renderer, episode_tokens: int = 2000, total_tokens: int = 0, turn_tokens: int = 500
 ) -> Policy:
     bounds = EpisodeLimits(episode_tokens=episode_tokens, total_tokens=total_tokens)
-    player = Player(limits=bounds, threads=ThreadPoolExecutor(1), gate=Gate(1, bounds.episode_tokens))
+    player = Player(limits=bounds, threads=ThreadPoolExecutor(1))
     spec = EpisodeSpec(task_id="t", seed=5)
     return Policy(engine, renderer, spec, Sampling(max_tokens=turn_tokens), player)
 

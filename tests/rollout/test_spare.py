@@ -1,11 +1,11 @@
-"""Groups that come too late are cancelled, and episodes wait for room in the engine's cache."""
+"""Groups that come too late are cancelled."""
 
 import asyncio
 from collections.abc import Mapping
 
 import pytest
 
-from agentrl.engines.base import Cache, Completion, Sampling
+from agentrl.engines.base import Completion, Sampling
 from agentrl.engines.rng import derive_seed
 from agentrl.engines.scripted import ScriptedEngine
 from agentrl.rollout.collector import Collected
@@ -61,30 +61,3 @@ def test_a_group_that_is_lost_leaves_its_place_to_a_spare_one(make_collector: Ma
     collected = collect(make_collector(max_fault_rate=0.5), asked, ANSWER, enough=2)
     assert [group.task_id for group in collected.groups] == ["calm", "calm2"]
     assert collected.lost + collected.cancelled == 1
-
-
-class Small(ScriptedEngine):
-    """Has a cache for two of the longest episodes."""
-
-    used = 0.0
-    made_at_first = 0
-
-    async def generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, *, seed: int) -> Completion:
-        self.made_at_first = self.made_at_first or journal.made
-        return await super().generate(prompt_ids, sampling, seed=seed)
-
-    @property
-    def cache(self) -> Cache:
-        return Cache(tokens=2 * 2000, used=self.used, preempted=0)
-
-
-@pytest.mark.parametrize(("used", "grows"), [(0.9, False), (0.5, True)])
-def test_the_engines_cache_is_asked_before_the_first_episode_and_after_each_turn(
-    make_collector: Make, used: float, grows: bool
-) -> None:
-    collector = make_collector(concurrency=9)
-    engine = Small([collector._renderer.turn(ANSWER)] * 9)
-    engine.used = used
-    assert len(collect(collector, specs(*["slow"] * 9), engine=engine).groups) == 9
-    # An environment is made as its episode is admitted, so these counts don't depend on how fast the machine is.
-    assert engine.made_at_first <= 2 and (journal.made > 2) is grows

@@ -142,7 +142,7 @@ def test_what_is_none_is_refused_at_the_start(setting: str, wanted: str) -> None
 
 
 def test_an_engine_keeps_its_contract(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = SimpleNamespace(exact=True, rounding=0.0, cache=None, generate=None, load_weights=None)
+    made = SimpleNamespace(exact=True, rounding=0.0, generate=None, load_weights=None)
     monkeypatch.setitem(sys.modules, "mine", SimpleNamespace(engine=lambda model, *, slots: made))
     with pytest.raises(UsageError, match="engine 'mine:engine' made a SimpleNamespace without 'close'"):
         make_engine("mine:engine", None, {"slots": 1})
