@@ -1,14 +1,16 @@
 """Symptoms of training that goes wrong in a known way, recognised from the rows of ``metrics.jsonl`` alone.
 
-docs/symptoms.md has the table, with the runs that its thresholds come from. No decision reads them.
+symptoms.toml has their sentences; docs/symptoms.md has the runs that the thresholds come from. No decision reads them.
 """
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import median
 from typing import TypeAlias
 
+from agentrl.config.reading import read_toml
 from agentrl.runs.folder import number
 
 PATIENCE = 5
@@ -78,7 +80,7 @@ def _entropy_gone(row: _Numbers, _: Sequence[_Numbers]) -> tuple[float, ...]:
 
 def _silent(row: _Numbers, _: Sequence[_Numbers]) -> tuple[float, ...]:
     # Below it is rounding only: a baseline computed from equal rewards may miss them by as little.
-    return (row["reward_mean"],) if row["advantage_abs"] < 1e-6 else ()
+    return (PATIENCE, row["reward_mean"]) if row["advantage_abs"] < 1e-6 else ()
 
 
 def _unsolved(row: _Numbers, start: Sequence[_Numbers]) -> tuple[float, ...]:
@@ -136,99 +138,23 @@ def _calls(row: _Numbers) -> float:
     return row["tool_calls"] / row["episodes"] if row["episodes"] else 0.0
 
 
-SYMPTOMS = (
-    Symptom(
-        name="entropy_rising",
-        check=_entropy_rising,
-        text="the entropy is {:.2g} nats, and was {:.2g} in the first steps",
-        cause="the updates are too large, or an entropy bonus outweighs the reward",
-        remedy="lower optim.lr or algo.entropy_coef, or raise algo.kl_coef",
-    ),
-    Symptom(
-        name="entropy_gone",
-        check=_entropy_gone,
-        text="the entropy is {:.2g} nats at a success of {:.0%}",
-        cause="the policy plays each task in one way only, and finds no better one",
-        remedy="lower optim.lr, raise algo.entropy_coef or algo.kl_coef, or begin with a shorter warm start",
-    ),
-    Symptom(
-        name="silent",
-        check=_silent,
-        text=f"the last {PATIENCE} steps taught nothing, at a mean reward of {{:.2f}}",
-        cause="all members of each group had the same reward, or were masked",
-        remedy="try easier or harder tasks, a longer warm start (sft.steps) or a larger rollout.group_size",
-    ),
-    Symptom(
-        name="unsolved",
-        check=_unsolved,
-        text="no episode has succeeded in {:.0f} steps, and the reward does not rise",
-        cause="the tasks are too hard, or the answers have the wrong form",
-        remedy="look at episodes (agentrl view), then try easier tasks or a longer warm start (sft.steps)",
-    ),
-    Symptom(
-        name="turns_cut",
-        check=_turns_cut,
-        text="{:.0%} of the turns were cut off",
-        cause="turns are longer than rollout.turn_tokens, or the policy does not end them",
-        remedy="raise rollout.turn_tokens, or set rollout.truncated.penalty",
-    ),
-    Symptom(
-        name="episodes_cut",
-        check=_episodes_cut,
-        text="{:.0%} of the episodes ran into a limit",
-        cause="they need more tokens or turns than they may have",
-        remedy="raise rollout.episode_tokens, or the environment's limit of turns (env.args)",
-    ),
-    Symptom(
-        name="tools_dropped",
-        check=_tools_dropped,
-        text="an episode has {:.2g} tool calls, and had up to {:.2g} in the first steps",
-        cause="calls fail or do not pay, so the policy unlearns them",
-        remedy="look at episodes (agentrl view); lower optim.lr, raise algo.kl_coef, or take tasks that need the tool",
-    ),
-    Symptom(
-        name="tools_failing",
-        check=_tools_failing,
-        text="{:.0%} of the tool calls fail",
-        cause="the tool is broken or its sandbox too small, or the policy has not learned its arguments",
-        remedy="read the errors (agentrl view), run agentrl check-env, or raise sft.steps",
-    ),
-    Symptom(
-        name="ratios_off",
-        check=_ratios_off,
-        text="the mean ratio of new to old probabilities is {:.2f}, and should be 1",
-        cause="a step's updates move the policy too far",
-        remedy="lower optim.lr, optim.epochs or optim.minibatches",
-    ),
-    Symptom(
-        name="clipped",
-        check=_clipped,
-        text="the loss clips {:.0%} of the tokens",
-        cause="a step's updates move the policy beyond the clip range",
-        remedy="lower optim.lr, optim.epochs or optim.minibatches, or widen the range (algo.loss_options)",
-    ),
-    Symptom(
-        name="weights_still",
-        check=_weights_still,
-        text="no log-prob moves by more than {:.1e} within a step",
-        cause="the learning rate is too low, or gradients are clipped to nothing",
-        remedy="raise optim.lr or optim.max_grad_norm",
-    ),
-    Symptom(
-        name="gradient_rising",
-        check=_gradient_rising,
-        text="the gradient norm is {:.2g}, and was {:.2g} in the first steps",
-        cause="training becomes unstable",
-        remedy="lower optim.lr or optim.max_grad_norm, raise optim.warmup, or set algo.kl_coef",
-    ),
-    Symptom(
-        name="faulty",
-        check=_faulty,
-        text="{:.0f} faults of the infrastructure in {:.0f} episodes",
-        cause="sandboxes or servers are overloaded or fail",
-        remedy="lower rollout.concurrency, and run agentrl doctor",
-    ),
-)
+_CHECKS: Mapping[str, _Check] = {
+    "entropy_rising": _entropy_rising,
+    "entropy_gone": _entropy_gone,
+    "silent": _silent,
+    "unsolved": _unsolved,
+    "turns_cut": _turns_cut,
+    "episodes_cut": _episodes_cut,
+    "tools_dropped": _tools_dropped,
+    "tools_failing": _tools_failing,
+    "ratios_off": _ratios_off,
+    "clipped": _clipped,
+    "weights_still": _weights_still,
+    "gradient_rising": _gradient_rising,
+    "faulty": _faulty,
+}
+_SENTENCES = read_toml(Path(__file__).with_suffix(".toml"))
+SYMPTOMS = tuple(Symptom(name=name, check=check, **_SENTENCES[name]) for name, check in _CHECKS.items())
 """All symptoms, in the order in which a step shows them."""
 
 
