@@ -2,7 +2,6 @@
 
 import os
 import socket
-import subprocess
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
@@ -13,11 +12,6 @@ from agentrl.errors import ConfigError, InfrastructureError
 os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "2")
 ray: Any = import_module("ray")
 errors: Any = import_module("ray.exceptions")
-
-_LAST_WORDS = (
-    "agentrl: this process was killed, or ended by Ray since the node that it is on has died; resume a run with: "
-    "agentrl train --resume FOLDER"
-)
 
 
 def connect(address: str) -> Callable[[], object]:
@@ -41,16 +35,7 @@ def connect(address: str) -> Callable[[], object]:
             f"no Ray cluster can be reached at fleet.options.address={address!r}: start one with `ray start --head`, "
             f"or set fleet.name='local' ({gist(error)})"
         ) from error
-    # If this process's own node dies, Ray ends the process at once without a word: another process prints the reason.
-    command = ["sh", "-c", 'read -r _ || echo "$1" >&2', "sh", _LAST_WORDS]
-    witness = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
-
-    def disconnect() -> None:
-        ray.shutdown()
-        if witness.poll() is None:
-            witness.communicate(b"\n")
-
-    return disconnect
+    return ray.shutdown
 
 
 def check_room(actors: int, need: Mapping[str, float], address: str) -> None:

@@ -1,8 +1,6 @@
 """Who plays in a fleet on Ray, and with which weights, while actors die: with actors of this process and no cluster."""
 
 import asyncio
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -24,7 +22,7 @@ from agentrl.rollout.plan import EpisodeSpec, PlayRequest
 from agentrl.train.invariants import check_weights_in_use
 
 pytest.importorskip("ray")
-from agentrl.rollout import ray_actor, ray_cluster, ray_fleet
+from agentrl.rollout import ray_actor, ray_fleet
 
 pytestmark = pytest.mark.ray
 SAID = Completion(token_ids=(5, 6), logprobs=(-1.0, -2.0), finish="length", version=3)
@@ -242,20 +240,3 @@ async def test_actors_are_told_which_of_their_episodes_were_played_before(here: 
     request = PlayRequest(specs=groups, sampling=Sampling(), played=played)
     await fleet(here, model).play("collector", request)
     assert here.made[0].episodes == [{2: "two"}, {}]
-
-
-def test_who_is_ended_by_ray_has_last_words() -> None:
-    code = """
-import os
-from agentrl.rollout import ray_cluster
-
-class Ray:
-    is_initialized, init, shutdown = lambda self: False, lambda self, **_: None, lambda self: None
-
-ray_cluster.ray = Ray()
-ray_cluster.connect("auto")()
-ray_cluster.connect("auto")
-os._exit(1)
-"""
-    done = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
-    assert done.stderr == ray_cluster._LAST_WORDS + "\n", "once, by the connection that was not ended"  # pyright: ignore
