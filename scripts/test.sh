@@ -12,7 +12,7 @@ For example:
 
   scripts/test.sh                          everything that this machine can run
   scripts/test.sh -m "not slow"            without what takes more than a second
-  scripts/test.sh --costs                  prints the processor seconds of the dearest tests, fixtures and folders
+  scripts/test.sh --durations=50           prints the seconds of the slowest tests and their fixtures
   scripts/test.sh -n 0 tests/toolenv/test_base.py   one file, in one process: options like --pdb and -s need that
 
 With AGENTRL_EVERYTHING=1 tests run too that are for CI: they say nothing about this machine that the others don't.

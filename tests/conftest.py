@@ -47,7 +47,6 @@ settings.load_profile(os.environ.get("AGENTRL_EXAMPLES", "same"))
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of ``scripts/test.sh``."""
     parser.addoption("--progress", action="store_true", help="show a line that moves in place of dots")
-    parser.addoption("--costs", action="store_true", help="print the processor seconds of the dearest tests")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -56,12 +55,6 @@ def pytest_configure(config: pytest.Config) -> None:
         from . import progress
 
         config.pluginmanager.register(progress.Progress(config))
-    if config.getoption("--costs"):
-        from . import costs
-
-        config.pluginmanager.register(costs.Measure())
-        if not hasattr(config, "workerinput"):
-            config.pluginmanager.register(costs.Table())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
