@@ -26,9 +26,7 @@ main() {
   case "${1:-}" in -h | --help) usage && return ;; esac
   install_extra dev
   cd -- "$ROOT"
-  # The classic style prints no percentages of its own beside those of --progress.
-  "$VENV/bin/python" -m pytest --progress -o console_output_style=classic \
-    -n logical --maxprocesses 8 --dist worksteal "$@"
+  "$VENV/bin/python" -m pytest -n logical --maxprocesses 8 --dist worksteal "$@"
 }
 
 main "$@"

@@ -44,19 +44,6 @@ settings.register_profile(
 settings.load_profile(os.environ.get("AGENTRL_EXAMPLES", "same"))
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options of ``scripts/test.sh``."""
-    parser.addoption("--progress", action="store_true", help="show a line that moves in place of dots")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Show what the options ask for."""
-    if config.getoption("--progress") and not (hasattr(config, "workerinput") or config.getoption("verbose")):
-        from . import progress
-
-        config.pluginmanager.register(progress.Progress(config))
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what is for CI, and mix files with slow tests evenly among the others."""
     if not CI and os.environ.get("AGENTRL_EVERYTHING") != "1":
