@@ -20,28 +20,6 @@ from agentrl.config.settings import (
 )
 from agentrl.errors import ConfigError, UnknownNameError, UsageError, nearest
 
-_RANKS = "set run.ranks, the processes, each with a device, over which the weights in training are sharded"
-_INSTEAD = {
-    "quantization quantize qlora bit bits": "there is no quantization: a frozen model, beside [lora], is float32 too",
-    "lora peft adapter": "set lora.rank, and lora.alpha or lora.targets if need be",
-    "vllm sglang tgi backend server": "set engine.name to 'transformers' or 'vllm'; only agentrl eval takes servers",
-    "top min penalty": "an episode is sampled from the policy's whole distribution: another one biases every ratio",
-    "gpu gpus cuda devices node nodes world ddp fsdp deepspeed zero accelerate megatron parallel": _RANKS,
-    "hidden layers heads": "set model.tiny, such as model.tiny.hidden=64, or model.path for a model of that size",
-    "ray actor actors": "set fleet.name='ray' and fleet.options, for episodes that are played on many machines",
-    "log wandb tensorboard trackio mlflow logger logging": "set log.to, for example log.to=['tensorboard'], or with "
-    "options log.to.wandb.project='tools'",
-    "kl ref reference": "the KL to the weights that reinforcement learning began with weighs algo.kl_coef",
-    "entropy": "the bonus for entropy weighs algo.entropy_coef",
-    "dynamic filter overlong": "set rollout.plan.refills, rollout.truncated.penalty or rollout.truncated.mask",
-    "critic gae vf lam lambda": "there is no critic: algo.advantage compares the episodes of a group",
-    "generations samples n": "set rollout.group_size, the episodes per task",
-    "batch micro accumulation": "set rollout.tasks and group_size, optim.minibatches, and optim.max_tokens for memory",
-    "response completion new length": "set rollout.turn_tokens for a turn and rollout.episode_tokens for the episode",
-    "rate": "set optim.lr",
-    "dataset datasets data": "the environment has the tasks: set env.id, and env.args.data where it takes one",
-}
-"""Hints for settings that do not exist, by words in their names."""
 _NAMES = "('[^']*'(, | or )?)+"
 _VALUE_KINDS = "Input should be text, a number, true or false, or a list of whole numbers or of texts"
 
@@ -255,4 +233,5 @@ def _hint(names: Iterable[str]) -> str:
         names: its section and key, and the keys in it.
     """
     words = {word for name in names for word in re.split(r"[^a-z]+", name.lower())}
-    return next((hint for triggers, hint in _INSTEAD.items() if words & set(triggers.split())), "")
+    hints = tomllib.loads((resources.files("agentrl.config") / "hints.toml").read_text(encoding="utf-8"))
+    return next((hint for triggers, hint in hints.items() if words & set(triggers.split())), "")
