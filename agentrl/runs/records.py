@@ -6,7 +6,6 @@ Each line holds a complete trajectory, the text of each token, and advantages an
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache, partial
 from itertools import islice
@@ -192,15 +191,6 @@ def episode_files(path: Path) -> list[Path]:
         return [file for _, file in step_files(path)[-1:]]
     files = (file for file in sorted(path.iterdir()) if is_file(file) and not file.name.startswith("."))
     return [file for file in files if file.name.endswith(_SUFFIXES) and file.name not in _NO_EPISODES]
-
-
-def count_episodes(path: Path) -> int:
-    """Count the lines of a file of episodes as far as it can be read, which is much faster than parsing them."""
-    count = 0
-    with suppress(OSError, *_UNREADABLE), open_file(path) as raw:
-        for chunk in _chunks(path, raw):
-            count += chunk.count(b"\n")
-    return count
 
 
 def read_episodes(path: str | Path) -> Iterator[Record]:

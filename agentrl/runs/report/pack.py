@@ -60,7 +60,7 @@ class Packed:
             files: each with its name in the list.
             limit: most episodes of each file.
             strict: raise an error where a file can't be read, instead of adding a note.
-            added: called after each episode.
+            added: called after each file.
 
         Raises:
             TrajectoryError: a file holds something else than episodes, or can't be read.
@@ -69,11 +69,11 @@ class Packed:
             try:
                 for record in islice(read_episodes(path), limit):
                     self._add(record, {"source": source, "file": index, "step": label})
-                    added()
             except (OSError, TrajectoryError) as error:
                 if strict:
                     raise TrajectoryError(f"{path} can't be read to its end: {error}") from error
                 self.notes.append(f"{path.parent.name}/{path.name} can't be read to its end: {error!r}")
+            added()
 
     def pair(self) -> None:
         """Pair the episodes of two sources by task and attempt, or without attempts by their order in the file."""

@@ -15,7 +15,7 @@ from agentrl.errors import RunFolderError
 from agentrl.runs.files import replace
 from agentrl.runs.folder import number
 from agentrl.runs.progress import Display, as_argument
-from agentrl.runs.records import count_episodes, episode_files
+from agentrl.runs.records import episode_files
 from agentrl.runs.report.charts import Chart, curve, data, diagnostics, planned, seconds_by_phase, size_of
 from agentrl.runs.report.curves import compared
 from agentrl.runs.report.folder import RunData, RunRow, env_of, holds_run, read_folder, series, step_of
@@ -90,10 +90,9 @@ def write_view(paths: Sequence[Path], out: Path, *, every: bool = False) -> int:
         files = [
             _files(runs[path], every=every) if path in runs else [("", file) for file in alone[path]] for path in paths
         ]
-        total = sum(count_episodes(file) for some in files for _, file in some)
-        with Display().phase("packing", total) as bar:
+        with Display().phase("packing", sum(map(len, files))) as bar:
             for source, (path, some) in enumerate(zip(paths, files, strict=True)):
-                packed.add(source, some, strict=path not in runs, added=partial(bar.advance, "episodes"))
+                packed.add(source, some, strict=path not in runs, added=partial(bar.advance, "files"))
         if len(paths) == 2:
             packed.pair()
         replace(out, render(_names(paths), [runs[path] for path in paths if path in runs], packed, ""))

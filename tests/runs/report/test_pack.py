@@ -80,7 +80,7 @@ def test_a_folder_of_files_stands_for_them(play: Play, save: Save, tmp_path: Pat
 def test_progress_is_shown(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("agentrl.runs.progress.Bar._EVERY_S", -1.0)
     write_view([run], run / "v.html")
-    assert re.fullmatch(r"(packing \d/4: episodes, about \d+ s left\n){4}", capsys.readouterr().err)
+    assert re.fullmatch(r"(packing \d/2: files, about \d+ s left\n){2}", capsys.readouterr().err)
 
 
 def test_two_sources_are_paired_by_task_and_attempt_or_place(play: Play, save: Save, tmp_path: Path) -> None:
