@@ -106,11 +106,6 @@ def without_python(folder: Path, scripts: Mapping[str, str]) -> str:
     return str(folder)
 
 
-def test_an_environment_elsewhere_is_for_this_script_alone(tmp_path: Path) -> None:
-    shown = bash(f'source "{SCRIPTS}/lib.sh"; echo "$VENV|${{AGENTRL_VENV:-}}"', cwd=tmp_path, AGENTRL_VENV="/a b")
-    assert shown.stdout.strip() == "/a b|"
-
-
 @pytest.mark.parametrize(
     ("scripts", "wanted"),
     [
@@ -235,44 +230,3 @@ def test_expected_failures_and_present_pieces_pass_in_ci(pytest_of: Shell) -> No
     text = "import pytest\n@pytest.mark.xfail\ndef test_a():\n    assert 0\ndef test_b(require):\n    require(True, '')"
     shown = pytest_of(text, ci="1")
     assert shown.returncode == 0 and "1 passed, 1 xfailed" in shown.stdout
-
-
-PROPERTY = """
-import random
-from hypothesis import given, settings, strategies as st
-@given(st.integers())
-def test(number):
-    print("drawn", number)
-"""
-
-
-def examples(pytest_of: Shell, **env: str) -> list[str]:
-    shown = pytest_of(PROPERTY, **env)
-    assert shown.returncode == 0, shown.stdout
-    return [line for line in shown.stdout.splitlines() if line.startswith("drawn")]
-
-
-@pytest.mark.slow
-def test_examples_are_the_same_in_every_run_unless_new_ones_are_wanted(pytest_of: Shell) -> None:
-    drawn, drawn_again = examples(pytest_of), examples(pytest_of)
-    new, newer = (examples(pytest_of, AGENTRL_EXAMPLES="new") for _ in range(2))
-    assert drawn == drawn_again and len(drawn) <= 20
-    assert new != newer and len(new) > 50
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("load", "status"), [(0.0, 1), (400.0, 0)])
-def test_on_a_busy_machine_a_test_may_take_longer(pytest_of: Shell, load: float, status: int) -> None:
-    text = f"""
-import os, time, pytest
-os.getloadavg = lambda: ({load}, 0, 0)
-os.sched_getaffinity = lambda pid: {{0, 1}}
-@pytest.mark.timeout(0.1)
-def test():
-    time.sleep(0.3)
-"""
-    assert pytest_of(text).returncode == status
-
-
-def test_models_are_never_downloaded_in_tests() -> None:
-    assert os.environ["HF_HUB_OFFLINE"] == "1" and os.environ["TOKENIZERS_PARALLELISM"] == "false"
