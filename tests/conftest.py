@@ -3,8 +3,10 @@
 A tiny model and its tokenizer are shared; what needs torch is imported only when a test asks for them.
 """
 
+import asyncio
 import copy
 import importlib
+import inspect
 import os
 import signal
 import subprocess
@@ -108,6 +110,16 @@ def fail_in_ci(report: Any) -> Any:
     return report
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine in a loop of its own."""
+    if not inspect.iscoroutinefunction(test := pyfuncitem.obj):
+        return None
+    options = {name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}
+    asyncio.run(asyncio.wait_for(test(**options), 100))
+    return True
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Look at the outcome of every test."""
@@ -182,6 +194,14 @@ def tiny_tokenizer() -> Any:
 def tokenizer() -> Any:
     """The tiny tokenizer."""
     return tiny_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def renderer(tokenizer: Any) -> Any:
+    """What writes messages as tokens of it."""
+    from agentrl.render.renderer import Renderer
+
+    return Renderer(tokenizer)
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """A policy that speaks a script, and a session of it."""
 
-import asyncio
-import inspect
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
@@ -39,21 +37,6 @@ def scripted(renderer: Renderer, turns: list[str], *, wait: float = 0.0) -> tupl
 def recorded(policy: Policy) -> Prompts:
     """Return each turn in the record, with all tokens before it."""
     return [(before, token_ids) for _, before, token_ids in test_policy.recorded(policy)]
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is a coroutine in a loop of its own."""
-    if not inspect.iscoroutinefunction(test := pyfuncitem.obj):
-        return None
-    options = {name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}
-    asyncio.run(asyncio.wait_for(test(**options), 100))
-    return True
-
-
-@pytest.fixture(scope="session")
-def renderer(tokenizer: Any) -> Renderer:
-    return Renderer(tokenizer)
 
 
 @pytest.fixture

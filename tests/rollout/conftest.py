@@ -1,7 +1,6 @@
 """An environment of which each task misbehaves in its own way, and what plays it."""
 
 import asyncio
-import inspect
 import itertools
 import sys
 import threading
@@ -140,27 +139,12 @@ class Sums(ToolEnv):
         return {"correct": float(episode.final == episode.task.answer)}
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is a coroutine in a loop of its own."""
-    if not inspect.iscoroutinefunction(test := pyfuncitem.obj):
-        return None
-    options = {name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}
-    asyncio.run(asyncio.wait_for(test(**options), 10))
-    return True
-
-
 @pytest.fixture
 def registered() -> Generator[None]:
     vars(journal).update(vars(Journal()))
     gymnasium.register("tests/Sums-v0", entry_point=Sums)
     yield
     del gymnasium.registry["tests/Sums-v0"]
-
-
-@pytest.fixture
-def renderer(tokenizer: Any) -> Renderer:
-    return Renderer(tokenizer)
 
 
 @pytest.fixture

@@ -242,11 +242,6 @@ def test_containers_are_started_ahead_and_those_of_a_killed_process_are_reaped(h
         assert not containers(engine), "those started ahead are removed with the process's host"
 
 
-@pytest.fixture(scope="module")
-def renderer(tokenizer: Any) -> Renderer:
-    return Renderer(tokenizer)
-
-
 SHELL_AGENT = """
 import subprocess
 SCHEMA = {"type": "object", "properties": {"command": {"type": "string"}}}
