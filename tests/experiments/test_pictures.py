@@ -8,15 +8,13 @@ from xml.etree import ElementTree
 import pytest
 
 from agentrl.runs.records import Record, write_episodes
-from agentrl.types import Origin, Segment, Stop, Trajectory
+from agentrl.types import Segment, Stop, Trajectory
 
+from ..runs.origins import ORIGIN
 from .conftest import load
 
 curves, pictures = load("curves"), load("pictures")
 PIECES = {1: "Ask\n", 2: "7", 3: "<end>", 4: "tool\n", 5: "9\x00"}
-ORIGIN = Origin(
-    env_id="a/B-v0", env_args={}, split="train", best_return=1, dialect="fence", temperature=1.0, turn_tokens=9
-)
 
 
 class Words:
