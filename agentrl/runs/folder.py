@@ -39,8 +39,6 @@ class RunFolder(AbstractContextManager["RunFolder"]):
     ) -> "RunFolder":
         """Create the folder of a new run and write its config.
 
-        A run that ended before its first checkpoint has nothing to resume from: its folder is used again.
-
         Args:
             config: names the run.
             numbered: if the name is taken, use the next free ``name-2``, ``name-3`` …
@@ -58,8 +56,8 @@ class RunFolder(AbstractContextManager["RunFolder"]):
             # mkdir refuses a folder that exists, so of two runs that start at once only one gets the name.
             path.mkdir(parents=True, exist_ok=_holds_nothing(path))
             lock = lock_folder(path)
-            (path / "episodes").mkdir(exist_ok=True)
             write_config(path, config, made_by)
+            (path / "episodes").mkdir()
         except FileExistsError as error:
             raise _taken(path) from error
         except OSError as error:
@@ -203,17 +201,8 @@ def _taken(path: Path) -> RunFolderError:
 
 
 def _holds_nothing(path: Path) -> bool:
-    """Return True if the run at ``path`` ended before it had a checkpoint, an episode or a row."""
-    episodes, results = path / "episodes", [path / name for name in ("checkpoints", *_RECORDS)]
-    if not path.is_dir() or any(map(os.path.lexists, results)):
-        return False
-    if os.path.lexists(episodes) and (not is_folder(episodes) or any(episodes.iterdir())):
-        return False
-    names = {entry.name for entry in path.iterdir()}
-    if (path / "config.toml").is_file():
-        return "episodes" in names
-    # A run that was killed while it made its folder has no config yet.
-    return all(name in (".lock", "episodes") or name.startswith(".config.toml.") for name in names)
+    """Return True if all that is there is what a process has left that was killed while it made the folder."""
+    return path.is_dir() and all(entry.name.startswith((".lock", ".config.toml.")) for entry in path.iterdir())
 
 
 def changed(config: Config, overrides: Sequence[str], path: Path) -> Config:
