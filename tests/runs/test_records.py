@@ -116,14 +116,6 @@ def test_what_training_made_of_tokens_is_rounded_and_read(tmp_path: Path, episod
     assert json.loads(path.read_text())["segments"][3]["training"] == {name: [1.0, 2.0]}
 
 
-def test_zst_is_a_zstandard_stream_of_the_plain_lines(tmp_path: Path, episode: Trajectory) -> None:
-    plain, packed = tmp_path / "e.jsonl", tmp_path / "e.jsonl.zst"
-    for path in (plain, packed):
-        write_episodes(path, [episode] * 100, Signs(), ORIGIN)
-    assert zstandard.decompress(packed.read_bytes()) == plain.read_bytes()
-    assert packed.stat().st_size < plain.stat().st_size / 10
-
-
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_no_character_breaks_a_line_or_a_file(tmp_path: Path, suffix: str) -> None:
     """Line breaks of any kind stay in their line, and what UTF-8 can't hold is replaced while its ids are kept."""
@@ -306,11 +298,6 @@ def test_what_holds_no_episodes_is_not_gone_on_with(tmp_path: Path, suffix: str,
     with pytest.raises(TrajectoryError, match="holds something else than episodes"):
         read_begun(path)
     assert read_begun(tmp_path / f"none{suffix}") == (b"", [])
-
-
-def test_an_older_file_is_refused_in_one_sentence(tmp_path: Path, episode: Trajectory) -> None:
-    reason = fails(tmp_path, episode, line(tmp_path, episode, schema=1))
-    assert "it has schema 1 and this version reads 3: play it again" in reason and "\n" not in reason
 
 
 def test_common_readers_open_the_file(tmp_path: Path, episode: Trajectory, require: Callable[..., None]) -> None:

@@ -108,10 +108,7 @@ def test_a_report_stays_small(run: Path, play: Play, save: Save) -> None:
 @pytest.mark.parametrize(
     ("was", "becomes"),
     [
-        *(('"q"]', '"q", "r"]'), ('"q"]', "7]"), ('"task_id": "train-2/17"', '"task_id": []')),
-        *(('"seed": 0', '"seed": {}'), ('"token_ids": [0]', '"token_ids": [[0]]')),
-        *(('"parts": {"correct": 1.0}', '"parts": 3'), ('"rewards": [1.0]', f'"rewards": [1{"0" * 400}]')),
-        *(('"schema": 3', f'"schema": {"[" * 100_000}'), ('"schema": 3', '"schema": 99'), ("{", "\x00")),
+        *(('"q"]', '"q", "r"]'), ('"schema": 3', f'"schema": {"[" * 100_000}'), ("{", "\x00")),
     ],
 )
 def test_a_hostile_file_is_a_note_or_an_error(tmp_path: Path, play: Play, save: Save, was: str, becomes: str) -> None:
