@@ -31,15 +31,6 @@ def assemble(config: Config, path: Path | None = None, *, fleet: bool = False) -
     return assemble_for(config, task_source(config, "train"), path, fleet=fleet)
 
 
-def test_same_seed_same_model() -> None:
-    made, same, other = (assemble(tiny(f"run.seed={seed}")) for seed in (1, 1, 2))
-    weights = [dict(parts.model.named_parameters()) for parts in (made, same, other)]
-    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
-    assert any(not torch.equal(value, weights[2][name]) for name, value in weights[0].items())
-    assert made.tokenizer.get_vocab() == same.tokenizer.get_vocab()
-    assert made.renderer.tokenizer is made.tokenizer
-
-
 def test_engine_has_weights_of_its_own() -> None:
     parts = assemble(tiny())
     before = asyncio.run(parts.engine.generate((5, 6, 7), Sampling(max_tokens=4), seed=1))
