@@ -44,8 +44,6 @@ class Collected:
 
 def joined(parts: Sequence[Collected]) -> Collected:
     """Join collections, at least one, that were made one after the other."""
-    if len(parts) == 1:
-        return parts[0]
     # Counts and times add up. Percentiles don't, but the largest bound of any part holds for all of them.
     sandbox = {
         name: (max if name.endswith(("_p50", "_p99")) else sum)(part.sandbox[name] for part in parts)

@@ -27,17 +27,15 @@ def visible(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return "".join(char if char.isprintable() or char in "\n\t" else _escaped(char) for char in text)
+    return "".join(
+        char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode() for char in text
+    )
 
 
 def as_argument(path: Path) -> str:
     """Return a path quoted for a shell, relative where it lies inside the current folder."""
     absolute, here = path.resolve(), Path.cwd()
     return shlex.quote(str(absolute.relative_to(here) if absolute.is_relative_to(here) else path))
-
-
-def _escaped(char: str) -> str:
-    return char.encode("unicode_escape").decode("ascii")
 
 
 def _nothing(*_: object, **_changes: object) -> None:
