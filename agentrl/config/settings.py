@@ -109,7 +109,7 @@ class ModelSettings(_Section):
     """The model to train."""
 
     path: str = ""
-    """A folder, a GGUF file or a name on the Hugging Face hub; empty makes a tiny model (trainer)."""
+    """A folder or a name on the Hugging Face hub; empty makes a tiny model (trainer)."""
     template_args: dict[str, Value] = Field(default_factory=dict)
     """Variables of its chat template, such as ``enable_thinking`` or ``date_string`` (render)."""
     dtype: Literal["float32", "bfloat16"] = "float32"

@@ -17,7 +17,6 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agentrl.errors import RunFolderError, UsageError
-from agentrl.models.gguf import from_gguf
 from agentrl.models.load import cast_copy, load_model, quiet
 from agentrl.models.lora import base_of, save_model
 from agentrl.render.loading import load_tokenizer
@@ -147,11 +146,11 @@ def newest(run: Path, say: Callable[[str], None]) -> tuple[Path | None, list[Pat
 
 
 def model_at(path: str, say: Callable[[str], None]) -> str:
-    """Locate the model of ``path``: a run's last intact checkpoint, a converted GGUF file, or else ``path`` itself.
+    """Locate the model of ``path``: a run's last intact checkpoint, or else ``path`` itself.
 
     Raises:
         RunFolderError: the run has no checkpoint yet, or only damaged ones; or the checkpoint is damaged.
-        UsageError: a GGUF file can't be converted, or a preset's model was not made yet.
+        UsageError: a preset's model was not made yet.
     """
     folder = Path(path)
     if path in _CONVERTED and not folder.exists():
@@ -162,7 +161,7 @@ def model_at(path: str, say: Callable[[str], None]) -> str:
     is_checkpoint = path and ((folder / _STATE).exists() or folder in checkpoints(folder.parent.parent))
     if is_checkpoint and (fault := damage(folder)):
         raise RunFolderError(f"the checkpoint {path!r} {fault}: name another one, or put an intact copy back")
-    return from_gguf(path, say)
+    return path
 
 
 def load_state(path: Path) -> dict[str, Any]:
