@@ -148,9 +148,7 @@ def ctpo(
 
 
 @PolicyLoss
-def cppo(
-    inputs: LossInputs, *, threshold: float = 0.15, budget: float = 0.015, floor: float = 0.8, adaptive: bool = False
-) -> LossOut:
+def cppo(inputs: LossInputs, *, threshold: float = 0.15, budget: float = 0.015, floor: float = 0.8) -> LossOut:
     """CPPO: −A·r, but 0 for a token that moves π away from *old* by more than its row's prefix leaves room for.
 
     D_t = |π(y_t) − old(y_t)| is weighed by w_t, which falls in a straight line from 1 at the row's first token to
@@ -161,8 +159,6 @@ def cppo(
         threshold: The largest w_t·D_t, δ in the paper.
         budget: The largest weighted mean of D over a prefix, δ_b; 1 for none, and DPPO with ``floor=1`` as well.
         floor: The weight of the row's last token, in (0, 1].
-        adaptive: Raise the budget to the 90th percentile of the row's D, at most to twice itself, as the paper does for
-            base models, with ``budget=.02``.
 
     Source: arXiv 2606.10968, equations 8 to 11 and 22, with the binary form of the divergence. Its μ, the policy that
     sampled, is *old* here, as in all losses.
@@ -173,14 +169,10 @@ def cppo(
     rows = inputs.rows
     moved = (inputs.logp.detach().double().exp() - inputs.old_logp.double().exp()).abs()
     weight = 1 - (1 - floor) * (rows.ordinal - 1) / (rows.lengths - 1).clamp_min(1)[rows.row]
-    # ``room`` is the mean movement that a prefix may have, ``slack`` the part of it that the row's prefix left unused.
-    room = torch.full_like(moved, budget)
-    if adaptive:
-        tops = [float(row.quantile(0.9)) if len(row) else 0.0 for row in moved.split(rows.lengths.tolist())]
-        room = moved.new_tensor(tops).clamp(budget, 2 * budget)[rows.row]
     spent = weight * moved
-    # Sums over the tokens before: the inclusive ones less the token's own term.
-    slack = room * (rows.prefix_sum(weight) - weight) - (rows.prefix_sum(spent) - spent)
+    # The part of the budget that the row's prefix left unused. Sums over the tokens before are the inclusive ones less
+    # the token's own term.
+    slack = budget * (rows.prefix_sum(weight) - weight) - (rows.prefix_sum(spent) - spent)
     # Only a token that moves further away from *old* is cut: one that moves back mends the row's divergence. A clamp
     # at 0 makes threshold + slack the smaller of the two bounds.
     away = inputs.advantages * inputs.log_ratio > 0

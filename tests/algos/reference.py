@@ -154,21 +154,16 @@ def ppo(steps, advantages, *, low, high, dual=None):
     return [[loss for loss, _ in row] for row in pairs], [[slope for _, slope in row] for row in pairs]
 
 
-def cppo(logp, old, advantages, *, threshold=0.15, budget=0.015, floor=0.8, adaptive=False):
+def cppo(logp, old, advantages, *, threshold=0.15, budget=0.015, floor=0.8):
     """Loss and derivative by logp of each token, by Algorithm 1 of arXiv 2606.10968 with D = |π − old|."""
     losses, slopes = [], []
     for new_row, old_row, credit in zip(logp, old, advantages, strict=True):
         moved = [abs(math.exp(new) - math.exp(past)) for new, past in zip(new_row, old_row, strict=True)]
-        room = budget
-        if adaptive and moved:
-            position = 0.9 * (len(moved) - 1)
-            low, high = sorted(moved)[math.floor(position)], sorted(moved)[math.ceil(position)]
-            room = clip(low + (position - math.floor(position)) * (high - low), budget, 2 * budget)
         spent, width, loss_row = 0.0, 0.0, []
         for t, (new, past, a, far) in enumerate(zip(new_row, old_row, credit, moved, strict=True), start=1):
             weight = 1 - (1 - floor) / (len(moved) - 1) * (t - 1) if len(moved) > 1 else 1.0
             ratio = math.exp(clip(new - past, -20.0, 10.0))
-            trained = a * (ratio - 1) <= 0 or weight * far <= min(threshold, threshold + room * width - spent)
+            trained = a * (ratio - 1) <= 0 or weight * far <= min(threshold, threshold + budget * width - spent)
             loss_row.append(-a * ratio if trained else 0.0)
             spent, width = spent + weight * far, width + weight
         losses.append(loss_row)
