@@ -9,14 +9,17 @@ and then ln π_y = z_y − m − ln S1, Σπ² = S2/S1², H = ln S1 − S3/S1. T
 for any device, ``launch.py`` with Triton's ``kernels.py`` for a GPU.
 """
 
-from typing import Any, Literal, NamedTuple, Protocol, cast, get_args
+from collections.abc import Callable
+from functools import partial
+from types import ModuleType
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from agentrl.algos import blocks
-from agentrl.algos.blocks import Gradients, HeadProblem, Sums, Upstream
+from agentrl.algos.blocks import HeadProblem, Upstream
 from agentrl.errors import UsageError
 
 Form = Literal["auto", "torch", "triton"]
@@ -69,8 +72,9 @@ def token_stats(
     for name, value in (("temperature", temperature), ("softcap", softcap)):
         if value is not None and not 0 < value < float("inf"):
             raise ValueError(f"{name} must be a positive number, not {value}")
-    walk, settings = _walk(form, hidden, weight), (temperature, softcap)
-    return TokenStats(*cast(tuple[Tensor, Tensor, Tensor], _Score.apply(hidden, weight, bias, targets, settings, walk)))
+    problem_of = partial(HeadProblem, temperature=temperature, softcap=softcap)
+    stats = _Score.apply(hidden, weight, bias, targets.long(), problem_of, _walk(form, hidden, weight))
+    return TokenStats(*cast(tuple[Tensor, Tensor, Tensor], stats))
 
 
 def token_energy(logp: Tensor, sum_sq: Tensor) -> Tensor:
@@ -102,20 +106,8 @@ def token_energy(logp: Tensor, sum_sq: Tensor) -> Tensor:
     return (missed + others).to(torch.promote_types(logp.dtype, torch.float32))
 
 
-class _Form(Protocol):
-    """The interface that ``blocks`` and ``launch`` share."""
-
-    def sums(self, problem: HeadProblem) -> Sums:
-        """Walk once over the vocabulary."""
-        ...
-
-    def gradients(self, problem: HeadProblem, upstream: Upstream, wanted: tuple[bool, ...]) -> Gradients:
-        """Walk over it again for the gradients."""
-        ...
-
-
-def _walk(form: Form, hidden: Tensor, weight: Tensor) -> _Form:
-    """Choose the implementation of the walk over the vocabulary."""
+def _walk(form: Form, hidden: Tensor, weight: Tensor) -> ModuleType:
+    """Choose the implementation of the walk over the vocabulary: a module that has ``sums`` and ``gradients``."""
     if form not in get_args(Form):
         raise ValueError(f"form must be one of {', '.join(get_args(Form))}, not {form!r}")
     taken = {hidden.dtype, weight.dtype} <= {torch.float32, torch.bfloat16}
@@ -145,10 +137,10 @@ class _Score(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         targets: Tensor,
-        settings: tuple[float, float | None],
-        walk: _Form,
+        problem_of: Callable[..., HeadProblem],
+        walk: ModuleType,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        problem = _problem(hidden, weight, bias, targets.long(), settings)
+        problem = problem_of(hidden=hidden, weight=weight, bias=bias, targets=targets)
         with torch.autocast(hidden.device.type, enabled=False):
             # Autocast would compute the products in half precision; the problem has a type of its own.
             highest, s1, s2, s3, picked = walk.sums(problem)
@@ -156,11 +148,11 @@ class _Score(torch.autograd.Function):
         # Rounding must not leave the range that the results promise: H ≥ 0, Σπ² ≤ 1, ln π ≤ 0.
         entropy = (log_s1 - s3 / s1).clamp_min(0.0)
         sum_sq = (s2 / s1.square()).clamp_max(1.0)
-        ctx.save_for_backward(hidden, weight, bias, problem.targets, highest, s1, entropy)
+        ctx.save_for_backward(hidden, weight, bias, targets, highest, s1, entropy)
         ctx.mark_non_differentiable(sum_sq)
         # None for an unused output, rather than zeros, lets the backward pass skip the entropy's terms.
         ctx.set_materialize_grads(False)
-        ctx.settings, ctx.walk = settings, walk
+        ctx.problem_of, ctx.walk = problem_of, walk
         return (picked - highest - log_s1).clamp_max(0.0), entropy, sum_sq
 
     @staticmethod
@@ -180,19 +172,9 @@ class _Score(torch.autograd.Function):
             slope=None if by_entropy is None else by_entropy / s1,
             shift=entropy - s1.log(),
         )
-        problem = _problem(hidden, weight, bias, targets, ctx.settings)
+        problem = ctx.problem_of(hidden=hidden, weight=weight, bias=bias, targets=targets)
         with torch.autocast(hidden.device.type, enabled=False):
             return *ctx.walk.gradients(problem, upstream, ctx.needs_input_grad), None, None, None
-
-
-def _problem(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: tuple[float, float | None]
-) -> HeadProblem:
-    """Build the problem from the tensors that autograd saves and the settings beside them."""
-    temperature, softcap = settings
-    return HeadProblem(
-        hidden=hidden, weight=weight, bias=bias, targets=targets, temperature=temperature, softcap=softcap
-    )  # fmt: skip
 
 
 def _check(hidden: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None) -> None:

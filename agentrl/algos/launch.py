@@ -79,10 +79,10 @@ def sums(problem: HeadProblem) -> Sums:
         Five float32 vectors [S].
     """
     tokens, vocabulary = problem.hidden.shape[0], problem.weight.shape[0]
-    tile, gpu = _tile(_factors(problem), problem.hidden.device), _gpu(problem.hidden.device)
+    tile, (processors, _) = _tile(_factors(problem), problem.hidden.device), _gpu(problem.hidden.device)
     blocks, tiles = _pieces(tokens, tile.rows), _pieces(vocabulary, tile.columns)
     # Few tokens get short spans, so that there are programs enough for all processors.
-    span = min(_SPAN_TILES, max(1, blocks * tiles // (_WAVES * gpu.processors)))
+    span = min(_SPAN_TILES, max(1, blocks * tiles // (_WAVES * processors)))
     spans = _pieces(tiles, span)
     partial = problem.hidden.new_empty((len(Sums._fields), spans, tokens), dtype=torch.float32)
     _start(
@@ -231,28 +231,21 @@ def _factors(problem: HeadProblem) -> torch.dtype:
 
 def _tile(factors: torch.dtype, device: torch.device) -> _Tile:
     """Return the largest tile of the factors' type that the GPU can hold."""
-    room, choice = _gpu(device).shared_memory, _TILES[factors]
+    (_, room), choice = _gpu(device), _TILES[factors]
     return next((tile for tile in choice if tile.shared_memory(factors.itemsize) <= room), choice[-1])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Gpu:
-    """The properties of a GPU that launches depend on."""
-
-    processors: int
-    """Programs that run at the same time."""
-    shared_memory: int
-    """Bytes that one program may have."""
-
-
 @cache
-def _gpu(device: torch.device) -> _Gpu:
-    """Read the GPU's properties; on a CPU the interpreter takes the first tile of the table, one at a time."""
+def _gpu(device: torch.device) -> tuple[int, int]:
+    """Return how many programs a GPU runs at the same time, and the bytes of shared memory that one may have.
+
+    On a CPU the interpreter takes the first tile of the table, one at a time.
+    """
     if device.type == "cpu":
-        return _Gpu(processors=1, shared_memory=2**31)
+        return 1, 2**31
     driver: Any = triton.runtime.driver.active
     properties = driver.utils.get_device_properties(device.index)
-    return _Gpu(processors=properties["multiprocessor_count"], shared_memory=properties["max_shared_mem"])
+    return properties["multiprocessor_count"], properties["max_shared_mem"]
 
 
 INTERPRETED = not isinstance(cast(object, kernels.walk_span), triton.JITFunction)
