@@ -59,7 +59,7 @@ class World:
         lengths = self.starts.diff()
         return torch.arange(int(self.starts[-1])) - torch.repeat_interleave(self.starts[:-1], lengths)
 
-    def by_position(self, weight: Tensor | float) -> Tensor:
+    def by_position(self, weight: Tensor) -> Tensor:
         """E[weight; alive at t] of each position [T], from a weight of each token [S]."""
         chance = torch.repeat_interleave(self.probability, self.starts.diff()) * weight
         zeros = torch.zeros(int(self.ordinal.max()) + 1, dtype=torch.float64)
@@ -88,16 +88,18 @@ class World:
         zeros = torch.zeros(len(self.probability), self.score.shape[1], dtype=torch.float64)
         return zeros.index_add(0, row, advantages[:, None] * self.score)
 
-    def variance(self, advantages: Tensor) -> float:
-        """E‖g − Eg‖² of one row's gradient under the advantages [S]."""
-        rows = self.row_gradients(advantages)
-        return float(self.probability @ (rows - self.probability @ rows).square().sum(1))
-
     def row_noise(self, estimator: str) -> float:
-        """Variance of one row's gradient over ‖g‖², with the exact baseline of an estimator or without one."""
-        weight = weights_of(self)
-        variance = Population.of(self, weight[estimator]).variance if estimator in weight else self.variance(self.to_go)
-        return variance / float(self.gradient.square().sum())
+        """Variance of one row's gradient over ‖g‖², with the baseline that an estimator tends to as groups grow.
+
+        It is B_t = E[weight·G | alive at t] / E[weight | alive at t]; "none" has no baseline.
+        """
+        credit = self.to_go
+        if estimator != "none":
+            weight = weights_of(self)[estimator]
+            credit = credit - (self.by_position(weight * credit) / self.by_position(weight))[self.ordinal]
+        rows = self.row_gradients(credit)
+        variance = self.probability @ (rows - self.probability @ rows).square().sum(1)
+        return float(variance / self.gradient.square().sum())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,22 +303,6 @@ def by_prefix(policy_logits: Mapping[Episode, Sequence[float]], longest: int, re
     prefixes = list(policy_logits)
     logits = torch.tensor([policy_logits[prefix] for prefix in prefixes], dtype=torch.float64)
     return Policy(logits=logits, block=prefixes.index, longest=longest, reward=reward)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Population:
-    """A baseline B_t that is an exact expectation: what an estimator tends to as groups grow."""
-
-    baseline: Tensor
-    """B_t of each position [T]."""
-    variance: float
-    """Of one row's gradient."""
-
-    @classmethod
-    def of(cls, world: World, weight: Tensor) -> "Population":
-        """B_t = E[weight·G | alive at t] / E[weight | alive at t], from a weight of each token [S]."""
-        baseline = world.by_position(weight * world.to_go) / world.by_position(weight)
-        return cls(baseline=baseline, variance=world.variance(world.to_go - baseline[world.ordinal]))
 
 
 def weights_of(world: World) -> dict[str, Tensor]:

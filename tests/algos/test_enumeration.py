@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from . import enumeration, reference
-from .enumeration import POLICIES, SIZE, Episode, Groups, Policy, Population, World, by_position, by_prefix, weights_of
+from .enumeration import POLICIES, Groups, Policy, by_prefix, weights_of
 
 README = Path(__file__).parents[2] / "agentrl" / "algos" / "README.md"
 UNBIASED = ("otb_loo", "otb_loo, carry", "rloo", "none")
@@ -30,23 +30,9 @@ def with_memory(seed: int, longest: int = 3, tokens: int = 3) -> Policy:
     return by_prefix(dict(zip(prefixes, logits, strict=True)), longest, world_of)
 
 
-def without_memory(seed: int, *, per_prefix: bool = False, longest: int = 3) -> Policy:
-    """Logits and token rewards that depend on the position alone, by position or with parameters for each prefix."""
-    logits, scores = random_logits(seed, longest, 3).tolist(), random_logits(seed + 100, longest, 3).tolist()
-
-    def reward(episode: Episode) -> list[float]:
-        return [scores[t][y] for t, y in enumerate(episode)]
-
-    if not per_prefix:
-        return by_position(logits, reward)
-    prefixes = [prefix for t in range(longest) for prefix in itertools.product((1, 2), repeat=t)]
-    return by_prefix({prefix: logits[len(prefix)] for prefix in prefixes}, longest, reward)
-
-
 WORLDS = {
     **{f"memory {seed}": with_memory(seed).world() for seed in GENERATORS},
     "four tokens": with_memory(9, longest=4, tokens=2).world(),
-    **{f"one token {seed}": without_memory(seed, longest=1).world() for seed in GENERATORS},
     **{name: policy.world() for name, policy in POLICIES.items()},
 }
 CROWDS = [*itertools.product(WORLDS, (2, 3)), ("careful", 4)]
@@ -57,7 +43,7 @@ def close(left: Tensor, right: Tensor, atol: float = 1e-10) -> None:
     torch.testing.assert_close(left, right, atol=atol, rtol=0)
 
 
-@pytest.mark.parametrize("policy", [with_memory(1), without_memory(2), *POLICIES.values()])
+@pytest.mark.parametrize("policy", [with_memory(1), *POLICIES.values()])
 def test_the_true_gradient_is_that_of_the_expected_return(policy: Policy):
     logits = policy.logits.clone().requires_grad_()
     chances = [policy.logp(logits, episode).sum().exp() for episode in policy.episodes()]
@@ -127,75 +113,6 @@ def test_weighted_advantages_cancel_in_every_group_wherever_two_rows_live(estima
     )
     assert int((alive >= 2).sum()) > 1000
     assert float(total[alive >= 2].abs().max()) < 1e-6
-
-
-@pytest.mark.parametrize("per_prefix", [False, True])
-@pytest.mark.parametrize("seed", GENERATORS)
-def test_exact_otb_lies_between_mean_and_optimum_where_the_past_tells_no_rewards(seed: int, per_prefix: bool):
-    """Scores of different tokens are orthogonal and ‖score‖² = w, so Var = const + Σ_t E[w_t (G_t − B_t)²].
-
-    Its optimum is the instantaneous baseline B*. Where G_t is uncorrelated with W_{t−1}, the cumulative one is
-    (1 − λ)·mean + λ·B* with λ = E w_t / E W_t, and keeps (1 − λ)² of what the mean loses to the optimum.
-    """
-    world = without_memory(seed, per_prefix=per_prefix).world()
-    variances = {name: Population.of(world, weight) for name, weight in weights_of(world).items()}
-    otb, best, mean = variances["otb"], variances["otb, instantaneous"], variances["otb, uniform"]
-    alive, w, realized = map(world.by_position, (1.0, world.energy, weights_of(world)["otb"]))
-    share = w / realized
-    close(otb.baseline, (1 - share) * mean.baseline + share * best.baseline)
-    lost = w * (mean.baseline - best.baseline).square()
-    assert mean.variance - best.variance == pytest.approx(float(lost.sum()), abs=1e-12)
-    assert otb.variance - best.variance == pytest.approx(float(((1 - share).square() * lost).sum()), abs=1e-12)
-    assert best.variance < otb.variance < mean.variance and float(alive[0]) == pytest.approx(1.0)
-
-
-@pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
-def test_the_instantaneous_baseline_is_optimal_wherever_tokens_have_parameters_of_their_own(world: World):
-    weights = weights_of(world)
-    best = Population.of(world, weights["otb, instantaneous"])
-    otb, mean = (Population.of(world, weights[name]) for name in ("otb", "otb, uniform"))
-    assert best.variance <= min(otb.variance, mean.variance) + 1e-12
-    assert len(best.baseline) > 1 or torch.equal(best.baseline, otb.baseline), "with one token OTB is the optimum"
-    ordinal = world.ordinal
-    for nudge in torch.eye(int(ordinal.max()) + 1, dtype=torch.float64) * 1e-3:
-        for sign in (1, -1):
-            assert world.variance(world.to_go - (best.baseline + sign * nudge)[ordinal]) > best.variance
-
-
-@pytest.mark.parametrize("seed", GENERATORS)
-def test_ogb_tends_to_the_best_single_baseline_of_a_terminal_reward(seed: int):
-    world = with_memory(seed).world()
-    total = torch.stack([part.sum() for part in world.energy.split(world.starts.diff().tolist())])
-    weight = world.probability * total
-    constant = float((weight * world.returns).sum() / weight.sum())
-    best = world.variance(world.to_go - constant)
-    mean = float((world.probability * world.returns).sum())
-    for other in (mean, 0.0, constant + 1e-3, constant - 1e-3):
-        assert best < world.variance(world.to_go - other)
-
-
-def test_an_early_surprise_that_settled_the_return_makes_exact_otb_worse_than_the_mean():
-    """By hand: w_1 is 1.46, 1.46, .06 for probabilities .1, .1, .8; w_2 = 2/3 whatever is sampled.
-
-    So at t = 1 optimum and mean are both .5. At t = 2 the mean is optimal, (.1·1 + .8·.5)/.9, and OTB's is not:
-    (.1·(1.46 + 2/3)·1 + .8·(.06 + 2/3)·.5) / (.1·(1.46 + 2/3) + .8·(.06 + 2/3)).
-    """
-    world = WORLDS["settled"]
-    weights = weights_of(world)
-    otb, mean = (Population.of(world, weights[name]) for name in ("otb", "otb, uniform"))
-    rare, common = 0.1 * (1.46 + 2 / 3), 0.8 * (0.06 + 2 / 3)
-    assert mean.baseline.tolist() == pytest.approx([0.5, 0.5 / 0.9], abs=1e-6)
-    assert otb.baseline.tolist() == pytest.approx([0.5, (rare + common / 2) / (rare + common)], abs=1e-6)
-    lost = 0.9 * 2 / 3 * float(otb.baseline[1] - mean.baseline[1]) ** 2
-    assert otb.variance - mean.variance == pytest.approx(lost, rel=1e-6) and lost > 1e-3
-
-
-def test_self_inclusion_takes_a_rare_success_its_signal():
-    groups = Groups.of(WORLDS["rare"], SIZE)
-    otb, mean = groups.exact("otb"), groups.exact("group_mean")
-    assert otb.bias > 0.9 and otb.noise > 50 * mean.noise
-    exact = {name: Population.of(groups.world, weight).variance for name, weight in weights_of(groups.world).items()}
-    assert exact["otb"] < exact["otb, uniform"], "with rows without end it would be the better one"
 
 
 def test_the_readme_holds_what_the_enumeration_gives():

@@ -122,13 +122,6 @@ def test_blocks_never_reach_tokens_times_vocabulary(monkeypatch):
     assert sum(sizes) == 2 * 1500 * 20_000
 
 
-def test_a_small_vocabulary_is_one_tile_and_one_block(monkeypatch):
-    hidden, weight, targets = inputs(4096, 512, 8)
-    shared = {"bias": None, "temperature": 1.0, "softcap": None}
-    walk = blocks._Walk(blocks.HeadProblem(hidden=hidden, weight=weight, targets=targets, **shared))
-    assert len(list(walk.tiles())) == len(list(walk.chunks())) == 1
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -152,15 +145,6 @@ def test_wrong_inputs_are_refused(change, message):
     token_stats(**good)
     with pytest.raises(ValueError, match=message):
         token_stats(**good | change)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-def test_on_a_cpu_the_form_is_pytorch(dtype):
-    hidden, weight, targets = inputs(5, 11, 3, dtype=dtype)
-    for mine, other in zip(
-        token_stats(hidden, weight, targets), token_stats(hidden, weight, targets, form="torch"), strict=True
-    ):
-        assert torch.equal(mine, other)
 
 
 def test_without_triton_its_form_says_what_to_do(monkeypatch):
