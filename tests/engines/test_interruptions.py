@@ -172,18 +172,3 @@ def test_a_model_that_breaks_fails_every_request_and_the_next_ones_work(
     monkeypatch.undo()
     asyncio.run(engine.load_weights([], 2))
     assert ask(engine, seed=4).token_ids == ask(make_engine(), seed=4).token_ids
-
-
-class Unsliceable(tuple[int, ...]):
-    """A prompt that breaks when the engine looks for what it has cached of it."""
-
-    def __getitem__(self, _index: Any) -> Any:
-        raise RuntimeError("no slices")
-
-
-def test_a_fault_while_slots_are_given_out_leaves_nobody_waiting(make_engine: MakeEngine) -> None:
-    engine = make_engine(slots=1)
-    prompts = [PROMPT, Unsliceable(PROMPT), (4, 5)]
-    failures = outcomes(*(engine.generate(prompt, Sampling(max_tokens=5), seed=0) for prompt in prompts))
-    assert isinstance(failures[1], InfrastructureError) and isinstance(failures[2], InfrastructureError)
-    assert ask(engine, seed=4).token_ids == ask(make_engine(), seed=4).token_ids

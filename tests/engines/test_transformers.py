@@ -165,20 +165,6 @@ def test_a_long_prompt_is_computed_in_parts_and_holds_up_nobody(
     assert ask(engine, seed=4).token_ids == ask(make_engine(), seed=4).token_ids
 
 
-def test_rows_that_finished_stay_parked(make_engine: MakeEngine, reference: Any) -> None:
-    """Only the last of eight goes on for long; all of them stay parked."""
-    engine, prompts = make_engine(slots=8), ragged(8)
-    lengths = [2, 2, 3, 2, 4, 2, 2, 30]
-    asked = zip(prompts, lengths, strict=True)
-    turns = together(*(engine.generate(prompt, Sampling(max_tokens=n), seed=9) for prompt, n in asked))
-    computed = engine.computed_tokens
-    again = [(*prompt, *turn.token_ids, 8) for prompt, turn in zip(prompts, turns, strict=True)]
-    more = together(*(engine.generate(tokens, Sampling(max_tokens=3), seed=9) for tokens in again))
-    assert engine.computed_tokens - computed == 8 * (2 + 2)
-    for prompt, turn in [*zip(prompts, turns, strict=True), *zip(again, more, strict=True)]:
-        assert turn.logprobs == pytest.approx(expected_logprobs(reference, prompt, turn, 1.0), abs=1e-4)
-
-
 def test_who_comes_while_all_slots_are_taken_waits(make_engine: MakeEngine) -> None:
     engine, order = make_engine(slots=2), []
 
