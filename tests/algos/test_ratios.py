@@ -28,12 +28,6 @@ def test_rows_know_their_tokens():
     assert rows.suffix_sum(STEPS).tolist() == [1.5, 1.0, -1.0, -0.125, 0.125]
 
 
-def test_rows_without_rows():
-    rows = Rows.of(torch.tensor([0]), torch.empty(0))
-    assert rows.prefix_sum(torch.empty(0)).shape == (0,)
-    assert rows.sum(torch.empty(0)).shape == (0,)
-
-
 def test_prefix_sums_are_exact_to_the_row_however_large_the_rows_before():
     values = torch.cat([torch.full((100_000,), 1e6, dtype=torch.float64), torch.full((3,), 1e-12, dtype=torch.float64)])
     got = Rows.of(torch.tensor([0, 100_000, 100_003]), values).prefix_sum(values)[-3:]

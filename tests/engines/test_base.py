@@ -11,11 +11,6 @@ from agentrl.engines.base import Sampling
 from agentrl.errors import ConfigError
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.5, 1, 2.0])
-def test_any_temperature_from_0_on_will_do(temperature: float) -> None:
-    assert Sampling(temperature=temperature).temperature == temperature
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [("temperature", -0.1), ("temperature", -math.inf), ("temperature", math.nan), ("max_tokens", 0)],
