@@ -3,7 +3,8 @@
 import argparse
 import json
 import sys
-from dataclasses import asdict, replace
+from collections.abc import Mapping
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,17 +14,17 @@ from agentrl.errors import ConfigError, HubError
 if TYPE_CHECKING:
     from agentrl.config import Config
     from agentrl.train.forecast import Card
-    from agentrl.train.memory import Gold, Needs
+    from agentrl.train.memory import Needs
 
 _PLAN = """examples:
   agentrl plan --preset quickstart
   agentrl plan my.toml --set optim.max_tokens=16384 --memory 80
   agentrl plan --preset qwen3-4b-one-gpu --card h200 --length 3000 --json
 
-Of the model only its config.json is read; the shapes of Qwen3 need no network. Activations, and times on a CPU, are
-measured in some seconds, on small random models of the same widths. Memory is for episodes as long as the settings
-allow. On a CPU times are for those of the gold player where there is one. Times on a GPU are an estimate from its data
-sheet, for episodes as long as the settings allow, or of --length. The exit code is 1 where the run does not fit.
+Of the model only its config.json is read; the shapes of Qwen3 need no network. Activations are measured in some
+seconds, on small random models of the same widths. Memory is for episodes as long as the settings allow. Times are for
+a GPU alone, an estimate from its data sheet, for episodes as long as the settings allow, or of --length. The exit code
+is 1 where the run does not fit.
 """
 _GIB = 1 << 30
 
@@ -68,7 +69,7 @@ def show_plan(
         config: the run's settings.
         memory: GiB that it may use; by default all of its device.
         card: name of the GPU to plan for; by default the run's.
-        length: tokens of an episode for the times; by default those of the gold player, on a GPU as many as may be.
+        length: tokens of an episode for the times; by default as many as may be.
         as_json: print JSON.
         checks: also check everything else that a run checks before it loads its model.
 
@@ -79,7 +80,8 @@ def show_plan(
     from transformers.utils import logging
 
     from agentrl.runs.checkpoint import model_at
-    from agentrl.train.forecast import card_of, run_seconds
+    from agentrl.runs.report.text import duration
+    from agentrl.train.forecast import basis, card_of, forecast, run_seconds
     from agentrl.train.live import check_playing
 
     logging.set_verbosity_error()
@@ -87,37 +89,40 @@ def show_plan(
     check_playing(config)
     path, gpu = model_at(config.model.path, partial(print, file=sys.stderr)), card_of(config, card)
     config = config.updated(model={"path": path, "device": "cuda" if card else config.model.device})
-    # On a GPU not by gold: a gold player's episodes are far shorter than those of a model that reasons.
-    length, unchecked = length or (config.rollout.episode_tokens if gpu else None), list[str]()
-    shape, gold = _read(config, unchecked, length=length, checks=checks)
-    needed, basis = _estimate(config, shape, gold, gpu, None if memory is None else int(memory * _GIB))
-    total = run_seconds(config, needed.seconds) if needed.seconds else None
+    length, unchecked = length or config.rollout.episode_tokens, list[str]()
+    shape = _read(config, unchecked, checks=checks)
+    needed = _estimate(config, shape, gpu, None if memory is None else int(memory * _GIB))
+    seconds = forecast(config, shape, gpu, length) if gpu else {}
+    total, rests_on = (run_seconds(config, seconds), basis(config, gpu, length)) if gpu else (None, "")
     lacking = missing_parts(config) if checks else []
     if as_json:
-        row = {**asdict(needed), "total": needed.total, "fits": not needed.remedy}
-        print(json.dumps({**row, "run_seconds": total, "basis": basis, "unchecked": unchecked}))
+        row = {**asdict(needed), "seconds": seconds, "total": needed.total, "fits": not needed.remedy}
+        print(json.dumps({**row, "run_seconds": total, "basis": rests_on, "unchecked": unchecked}))
         return int(bool(needed.remedy))
     for sentence in unchecked:
         print(f"unchecked {sentence}")
-    _show(needed, config.optim.steps, total, basis)
+    _show(needed, config, length, seconds)
+    if total is not None:
+        print(f"the run   {duration(total)} for {config.optim.steps} steps and the evaluations")
+        print(f"estimate  {rests_on}")
+    if needed.remedy:
+        print(f"too much  {needed.remedy}")
     for sentence in lacking:
         print(f"missing   {sentence}")
     return int(bool(needed.remedy or lacking))
 
 
-def _read(config: "Config", unchecked: list[str], *, length: int | None, checks: bool) -> tuple[Any, "Gold | None"]:
-    """Return the model's configuration, and the lengths of its episodes: ``length``, or those of the gold player.
+def _read(config: "Config", unchecked: list[str], *, checks: bool) -> Any:
+    """Return the model's configuration.
 
     What only the hub has, and no plan needs, becomes a sentence in ``unchecked`` where the hub can't be reached.
     """
     from agentrl.models.shapes import published_shape
     from agentrl.runs.assemble import model_config, run_tokenizer, task_mix, with_dialect
-    from agentrl.train.memory import Gold, play_gold
 
     shape, tokenizer = published_shape(config.model.path), None
-    gold = Gold(tokens=length, sampled=length - 1, seconds=0.0) if length else None
-    if shape and gold and not checks:
-        return shape, gold
+    if shape and not checks:
+        return shape
     try:
         config = with_dialect(config)
         tokenizer = run_tokenizer(config, task_mix(config, "train"))
@@ -128,29 +133,21 @@ def _read(config: "Config", unchecked: list[str], *, length: int | None, checks:
     try:
         if checks:
             _show_tasks(config, tokenizer)
-        if gold is None and tokenizer is not None:
-            gold = play_gold(config, task_mix(config, "train"), tokenizer)
     except HubError as error:
         unchecked.append(f"the tasks: {error}")
-    return shape or model_config(config, tokenizer), gold
+    return shape or model_config(config, tokenizer)
 
 
-def _estimate(
-    config: "Config", shape: Any, gold: "Gold | None", gpu: "Card | None", limit: int | None
-) -> tuple["Needs", str]:
-    """Return what a run needs, and what its seconds rest on where they are those of a GPU's data sheet."""
+def _estimate(config: "Config", shape: Any, gpu: "Card | None", limit: int | None) -> "Needs":
+    """Return what a run needs; ``limit`` is the memory that it may use, by default the GPU's."""
     import torch
 
     from agentrl.engines import check_cpu_heads
-    from agentrl.train.forecast import basis, forecast
     from agentrl.train.memory import needs
 
     if config.engine.name == "vllm" and config.model.device == "cpu" and not torch.cuda.is_available():
         check_cpu_heads(shape.get_text_config())
-    needed = needs(config, shape, limit or (gpu.memory if gpu else None), gold)
-    if gpu is None or gold is None:
-        return needed, ""
-    return replace(needed, seconds=forecast(config, shape, gpu, gold.tokens)), basis(config, gpu, gold.tokens)
+    return needs(config, shape, limit or (gpu.memory if gpu else None))
 
 
 def _show_tasks(config: "Config", tokenizer: Any) -> None:
@@ -172,21 +169,15 @@ def _show_tasks(config: "Config", tokenizer: Any) -> None:
         print(f"prompt    {prompt} tokens, the first; {most}")
 
 
-def _show(needed: "Needs", steps: int, total: float | None, basis: str) -> None:
-    """Print a line for each part of the memory, for the step, the run, and the remedy where the run does not fit."""
+def _show(needed: "Needs", config: "Config", length: int, seconds: Mapping[str, float]) -> None:
+    """Print a line for each part of the memory, and for the step."""
     from agentrl.runs.report.text import duration
 
     for name, size in needed.memory.items():
         print(f"memory    {size / _GIB:8.2f} GiB  {name}")
     print(f"in all    {needed.total / _GIB:8.2f} GiB" + (f"  of {needed.limit / _GIB:.2f}" if needed.limit else ""))
-    phases = ", ".join(f"{duration(seconds)} to {name}" for name, seconds in needed.seconds.items())
-    shorter = "at that length" if basis else "as gold plays"
-    expected = f"about {needed.expected} {shorter}, " if needed.expected < needed.tokens else ""
-    times = phases or "and no times: they are measured on its device only"
-    print(f"a step    {needed.tokens} tokens at most, {expected}{times}")
-    if total is not None:
-        print(f"the run   {duration(total)} for {steps} steps and the evaluations")
-    if basis:
-        print(f"estimate  {basis}")
-    if needed.remedy:
-        print(f"too much  {needed.remedy}")
+    expected = config.rollout.tasks * config.rollout.group_size * length
+    at_length = f"about {expected} at that length, " if expected < needed.tokens else ""
+    phases = ", ".join(f"{duration(took)} to {name}" for name, took in seconds.items())
+    times = phases or "and no times: they are estimated for a GPU only, such as with --card"
+    print(f"a step    {needed.tokens} tokens at most, {at_length}{times}")

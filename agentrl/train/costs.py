@@ -1,13 +1,9 @@
-"""Measure what a model costs on small models of its own widths, with one or two layers and random weights.
+"""Measure the activations of a model on small models of its own widths, with one or two layers and random weights.
 
-What autograd keeps grows with layers and tokens. Seconds of scores and updates grow with floating-point operations,
-and those of the engine's steps with the weights that a token meets.
+What autograd keeps grows with layers and tokens.
 """
 
-import asyncio
 import copy
-import timeit
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,12 +14,8 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from agentrl.batch import Batch, as_batch
 from agentrl.config import Config
-from agentrl.engines import make_engine
-from agentrl.engines.base import Sampling
 from agentrl.models.attention import NAME
 from agentrl.models.linear import use_fast_linear
-from agentrl.models.load import cast_copy
-from agentrl.models.lora import merge
 from agentrl.models.norm import use_fast_norms
 from agentrl.runs.assemble import adapt
 from agentrl.train.metrics import pass_flops
@@ -34,10 +26,6 @@ _VOCABULARY = 1024
 """Entries of the small models, at most: the head's cost per entry is known."""
 _TOKENS = 61
 """Tokens at which bytes are measured; a prime, so that no activation has a weight's shape."""
-_WORK = 1e10
-"""Multiplications of a timed forward pass, about: a second's tenth or so, where there are that many tokens."""
-_ROWS, _STEPS = 64, 8
-"""Most rows that generate at a time, and steps for which they do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,24 +38,15 @@ class Costs:
     """The same for the rest of the model."""
     recomputes: bool
     """True if the model can compute activations again."""
-    score: float = 0.0
-    """Seconds of scoring per operation that ``work`` counts; 0 where no times were taken."""
-    update: float = 0.0
-    """Seconds of an update per such operation."""
-    step: float = 0.0
-    """Seconds of a step in which ``rows`` rows generate a token each, per operation of one token."""
-    rows: int = 1
-    """Rows that generate at a time."""
 
 
-def measure(config: Config, shape: PreTrainedConfig, device: str, lengths: tuple[int, int] | None) -> Costs:
-    """Train, score and sample with small models for some seconds.
+def measure(config: Config, shape: PreTrainedConfig, device: str) -> Costs:
+    """Train small models for some seconds.
 
     Args:
         config: the run's settings.
         shape: the configuration of its model.
         device: where to do it.
-        lengths: all tokens of an episode, and the sampled ones; None to take no times, which are the longest work.
     """
     plain = config.updated(optim={"gradient_checkpointing": False})
 
@@ -77,25 +56,7 @@ def measure(config: Config, shape: PreTrainedConfig, device: str, lengths: tuple
 
     (single, recomputes), (double, _) = saved(1), saved(2)
     layer, rest = double - single, max(0.0, 2 * single - double)
-    if lengths is None:
-        return Costs(layer=layer, rest=rest, recomputes=recomputes)
-    model = _small(config, shape, 2, device)
-    learner = make_learner(config, model)
-    # The wider the model, the fewer tokens.
-    weights = sum(weight.numel() for weight in model.parameters())
-    room = int(min(config.optim.max_tokens, max(16, _WORK / weights)))
-    pack = batch_of(room // lengths[0], *lengths) if lengths[0] <= room else batch_of(1, room, room - 1)
-    operations = work(model, pack)
-    rows = min(_ROWS, config.rollout.concurrency, config.rollout.tasks * config.rollout.group_size)
-    return Costs(
-        layer=layer,
-        rest=rest,
-        recomputes=recomputes,
-        score=_seconds(lambda: learner.score(pack)) / operations,
-        update=_seconds(lambda: learner.update([pack], lambda _, stats: stats.logp.sum(), 0.0)) / operations,
-        step=_seconds(_generation(config, model, rows)) / (_STEPS * work(model, batch_of(1, 2, 1))),
-        rows=rows,
-    )
+    return Costs(layer=layer, rest=rest, recomputes=recomputes)
 
 
 def trains_adapters(config: Config) -> bool:
@@ -135,24 +96,6 @@ def batch_of(members: int, tokens: int, sampled: int) -> Batch:
         return Trajectory(task_id="plan", seed=number, segments=segments, rewards=(0.0,), stop=Stop.TERMINATED)
 
     return as_batch([Group(tuple(map(episode, range(members))))])
-
-
-def _generation(config: Config, model: PreTrainedModel, rows: int) -> Callable[[], None]:
-    sampled = cast_copy(model, getattr(torch, config.model.dtype))
-    if trains_adapters(config):
-        merge(sampled)
-    engine = make_engine("transformers", sampled, {"slots": rows, "max_length": 2 * _STEPS})
-    sampling = Sampling(temperature=config.rollout.temperature, max_tokens=_STEPS)
-
-    async def generate() -> None:
-        await asyncio.gather(*(engine.generate((1, 2, 3), sampling, seed=row) for row in range(rows)))
-
-    return lambda: asyncio.run(generate())
-
-
-def _seconds(run: Callable[[], object]) -> float:
-    """Return the shorter of two times, since the first may wait for things that are made once."""
-    return min(timeit.repeat(run, repeat=2, number=1))
 
 
 def _small(config: Config, shape: PreTrainedConfig, layers: int, device: str) -> PreTrainedModel:

@@ -1,17 +1,14 @@
-"""Estimate the memory, tokens and seconds of a run before its model is loaded.
+"""Estimate the memory and tokens of a run before its model is loaded.
 
 Counted are weights, gradients, the optimizer's two moments, the engine's copy and its cache; beside adapters all else
-is frozen. Of several ranks it is rank 0's memory, or on a CPU that of all ranks together. Measured on small models
-(``costs.py``) are a pack's activations and all times. The most that is needed at once is the sum of all parts, in the
-backward pass of a later pack of an update.
+is frozen. Of several ranks it is rank 0's memory, or on a CPU that of all ranks together. A pack's activations are
+measured on small models (``costs.py``). The most that is needed at once is the sum of all parts, in the backward pass
+of a later pack of an update.
 """
 
-import asyncio
 import math
 import os
-import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -24,15 +21,12 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from agentrl.config import Config
 from agentrl.engines.native.step import FEWEST
-from agentrl.errors import ConfigError, InvariantError
+from agentrl.errors import ConfigError
 from agentrl.models.cache import SHORT, padded_keys
 from agentrl.models.lora import target_names
 from agentrl.models.native import computes
-from agentrl.rollout.mix import TaskMix
-from agentrl.runs.assemble import check_device, make_collector, make_renderer
-from agentrl.train.costs import Costs, batch_of, measure, trains_adapters, work
-from agentrl.train.sft import oracle_episodes
-from agentrl.types import Trajectory, flatten
+from agentrl.runs.assemble import check_device
+from agentrl.train.costs import Costs, measure, trains_adapters
 
 _CONTEXT = 512 << 20
 """Bytes that a process needs on a GPU before it has a tensor there, about."""
@@ -43,21 +37,7 @@ _HEAP = 0.25
 this one, the sum of all parts was off by 9% at most in six shapes."""
 _RANKS = (2, 4, 8)
 """Ranks that a remedy may propose."""
-_GOLD = 8
-"""Episodes of the gold player that are looked at."""
 _CGROUP = Path("/sys/fs/cgroup/memory.max")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gold:
-    """Means over episodes of the environments' gold players."""
-
-    tokens: int
-    """All tokens of an episode."""
-    sampled: int
-    """Tokens of its turns."""
-    seconds: float
-    """Seconds of tools and grading, while as many episodes are played at a time as processors allow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,10 +48,6 @@ class Needs:
     """Bytes by part, in the order in which a run first asks for them."""
     tokens: int
     """Most tokens of a step, prompts and tool output included."""
-    expected: int
-    """Tokens of a step whose episodes are as long as those of the gold player; the most where there is none."""
-    seconds: Mapping[str, float]
-    """Seconds of such a step by phase; empty where the run's device is not here."""
     limit: int | None
     """Bytes that there are; None where nobody knows."""
     remedy: str
@@ -83,14 +59,13 @@ class Needs:
         return sum(self.memory.values())
 
 
-def needs(config: Config, shape: PreTrainedConfig, limit: int | None = None, gold: Gold | None = None) -> Needs:
+def needs(config: Config, shape: PreTrainedConfig, limit: int | None = None) -> Needs:
     """Estimate what a run needs, from some seconds of measuring.
 
     Args:
         config: the run's settings.
         shape: the configuration of its model.
         limit: bytes that the run may use; by default what its device has.
-        gold: episodes like those that the run will play; by default they are as long as they may be.
 
     Raises:
         ConfigError: an option of the engine is no number.
@@ -102,42 +77,16 @@ def needs(config: Config, shape: PreTrainedConfig, limit: int | None = None, gol
         here = False
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
-    longest = config.rollout.episode_tokens
-    gold = gold or Gold(tokens=longest, sampled=longest - 1, seconds=0.0)
-    # Activations are nearly the same on any device, but times are not.
-    device, lengths = (config.model.device, (gold.tokens, gold.sampled)) if here else ("cpu", None)
-    costs = measure(config, shape, device, lengths)
+    # Activations are nearly the same on any device.
+    costs = measure(config, shape, config.model.device if here else "cpu")
     model = Counts(shape, config)
     limit = limit or (_limit(config.model.device) if here else None)
 
     return Needs(
         memory=model.memory(config, costs, process, limit),
-        tokens=_episodes(config) * longest,
-        expected=_episodes(config) * gold.tokens,
-        seconds=model.seconds(config, costs, gold) if here else {},
+        tokens=config.rollout.tasks * config.rollout.group_size * config.rollout.episode_tokens,
         limit=limit,
         remedy=_remedy(Fit(model, costs, process, limit), config) if limit else "",
-    )
-
-
-def play_gold(config: Config, mix: TaskMix, tokenizer: Any) -> Gold | None:
-    """Play a few episodes with the gold player; None where an environment has none."""
-    config, began = config.updated(sft={"tasks": _GOLD}), 0.0
-    episodes: list[Trajectory] = []
-    renderer = make_renderer(config, tokenizer, mix)
-    with closing(make_collector(config, renderer, split="train")) as players:
-        try:
-            # The first time starts sandboxes, which are ready for all episodes of a run but the first.
-            for _ in range(2):
-                began = time.perf_counter()
-                episodes = flatten(asyncio.run(oracle_episodes(config, renderer, players, mix)))
-        except (ConfigError, InvariantError):
-            return None
-    seconds = time.perf_counter() - began
-    return Gold(
-        tokens=round(sum(len(episode.token_ids) for episode in episodes) / len(episodes)),
-        sampled=round(sum(episode.n_sampled for episode in episodes) / len(episodes)),
-        seconds=seconds / len(episodes),
     )
 
 
@@ -152,15 +101,15 @@ class Counts:
     def __init__(self, shape: PreTrainedConfig, config: Config) -> None:
         text = shape.get_text_config()
         with torch.device("meta"):
-            self._meta: Any = AutoModelForCausalLM.from_config(shape)
-        self._weights = sum(weight.numel() for weight in self._meta.parameters())
-        names = target_names(self._meta, config.lora.targets)
-        wrapped = [module for name, module in self._meta.named_modules() if name.rpartition(".")[2] in names]
+            meta: Any = AutoModelForCausalLM.from_config(shape)
+        self._weights = sum(weight.numel() for weight in meta.parameters())
+        names = target_names(meta, config.lora.targets)
+        wrapped = [module for name, module in meta.named_modules() if name.rpartition(".")[2] in names]
         # Inputs and outputs of all layers that adapters go to.
         self._adapted = sum(part.in_features + part.out_features for part in wrapped if isinstance(part, nn.Linear))
         self._layers, self._width = text.num_hidden_layers, text.hidden_size
         self._head = text.vocab_size * text.hidden_size
-        layered = [part for part in self._meta.modules() if isinstance(part, GradientCheckpointingLayer)]
+        layered = [part for part in meta.modules() if isinstance(part, GradientCheckpointingLayer)]
         self._layer = max((sum(weight.numel() for weight in part.parameters()) for part in layered), default=0)
         # What ranks gather for as long as they compute: embedding and head.
         self._ends = self._weights - self._layer * len(layered)
@@ -224,25 +173,6 @@ class Counts:
             share = max(_option(config, "memory", 0.3), self.share(config, limit))
             return max(0, int(share * limit) - size * self._weights)
         return size * self._cached * _cached_tokens(config)
-
-    def seconds(self, config: Config, costs: Costs, gold: Gold) -> dict[str, float]:
-        """Estimate the seconds of a step by phase."""
-        group = batch_of(config.rollout.group_size, gold.tokens, gold.sampled)
-        operations = config.rollout.tasks * work(self._meta, group)
-        score = costs.score * operations
-        steps = _episodes(config) * gold.sampled / costs.rows
-        sampling = steps * costs.step * work(self._meta, batch_of(1, 2, 1))
-        # Prompts and tool output go through the engine as they go through a score; each sampled token takes a step.
-        read = score * (1 - gold.sampled / gold.tokens)
-        return {
-            "generate": _episodes(config) * gold.seconds + read + sampling,
-            "score": score,
-            "update": config.optim.epochs * costs.update * operations,
-        }
-
-
-def _episodes(config: Config) -> int:
-    return config.rollout.tasks * config.rollout.group_size
 
 
 def _option(config: Config, name: str, default: float) -> float:

@@ -37,7 +37,7 @@ def shape_of(size: str, parts: int = 1) -> Qwen3Config:
 
 def costs_of(config: Config, size: str) -> Costs:
     """Measure the activations of a size on a model of a quarter of its widths."""
-    costs = measure(config, shape_of(size, 4), "cpu", None)
+    costs = measure(config, shape_of(size, 4), "cpu")
     return replace(costs, layer=4 * costs.layer, rest=4 * costs.rest)
 
 

@@ -264,7 +264,7 @@ def head_way(bench: Bench, way: str, tokens: int, vocabulary: int, width: int) -
 
 
 def memory(bench: Bench) -> None:
-    """Compare the forecast of ``agentrl plan`` with the peak of an update that it is for, and its seconds."""
+    """Compare the forecast of ``agentrl plan`` with the peak of an update that it is for."""
     for rows, length, again in ((16, 1024, False), (1, 16_384, False), (1, 16_384, True)):
         size = max(32, length // 128) if bench.quick else length
         what = f"0.6B, {rows} x {size}{', recomputed' if again else ''}"
@@ -295,7 +295,6 @@ def forecast(bench: Bench, rows: int, length: int, again: bool) -> Row:
         "peak_gib": peak,
         "peak_over_forecast": peak / total,
         "reserved_gib": torch.cuda.max_memory_reserved() / GIB if bench.cuda else 0.0,
-        "forecast_seconds": estimate.seconds["update"],
         "seconds": took,
         "parts": {name: round(size, 3) for name, size in parts.items() if size},
     }

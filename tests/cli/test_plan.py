@@ -45,10 +45,8 @@ def folder(tmp_path: Path, tokenizer: Any) -> Path:
 @pytest.mark.slow
 def test_plan_of_the_tiny_model(command: Command) -> None:
     lines = command("plan", "--preset", "quickstart", *settings()).out.splitlines()
-    assert [line.split()[0] for line in lines] == ["memory"] * 10 + ["in", "a", "the"]
-    spans = ", ".join(rf"[^,]*[1-9][^,]* (s|min) to {verb}" for verb in ("generate", "score", "update"))
-    assert re.fullmatch(f"a step    24576 tokens at most, about [0-9]{{4,5}} as gold plays, {spans}", lines[-2])
-    assert re.fullmatch("the run   .* for 36 steps and the evaluations", lines[-1])
+    assert [line.split()[0] for line in lines] == ["memory"] * 10 + ["in", "a"]
+    assert lines[-1].startswith("a step    24576 tokens at most, and no times: they are estimated for a GPU only")
     printed = command("plan", "--preset", "quickstart", "--memory", "0.01", "--json", *settings(), code=1)
     row = json.loads(printed.out)
     assert row["fits"] is False and row["limit"] == int(0.01 * 2**30) and row["total"] == sum(row["memory"].values())
@@ -80,7 +78,7 @@ def test_dry_run_needs_a_config_and_a_tokenizer_but_no_weights_and_no_vllm(
     assert re.fullmatch(
         rf"prompt    .* tokens, the first; a row has at most {most}, all rows of an episode \d+", lines[1]
     )
-    assert lines[2].startswith("memory ") and f"a step    {rows * most} tokens at most" in lines[-2]
+    assert lines[2].startswith("memory ") and f"a step    {rows * most} tokens at most" in lines[-1]
     assert not Path("runs").exists()
 
 

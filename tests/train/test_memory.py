@@ -13,10 +13,10 @@ import pytest
 
 from agentrl.config import Config, load_config
 from agentrl.models.cache import key_sizes
-from agentrl.runs.assemble import adapt, assemble, model_config, task_mix, task_source
+from agentrl.runs.assemble import adapt, assemble, model_config, task_source
 from agentrl.train import memory
 from agentrl.train.costs import Costs, _small, batch_of, measure, saved_bytes, work
-from agentrl.train.memory import Gold, needs, play_gold
+from agentrl.train.memory import needs
 from agentrl.train.metrics import pass_flops
 from agentrl.train.score import new_tokens
 from agentrl.train.sharded import make_learner
@@ -43,7 +43,7 @@ LORA, ONE_LAYER = "lora.rank=4", "model.tiny.layers=1"
 def test_activations_of_another_model_and_a_longer_pack_are_foretold(more: list[str], tokenizer: Any) -> None:
     config = small("model.tiny.layers=5", *more)
     layers, shape = config.model.tiny["layers"], model_config(config, tokenizer)
-    costs = measure(config, shape, "cpu", (64, 32))
+    costs = measure(config, shape, "cpu")
     saved = saved_bytes(config, _small(config, shape, layers, "cpu"), 487)
     assert 487 * (layers * costs.layer + costs.rest) == pytest.approx(saved, rel=0.02)
     again = config.updated(optim={"gradient_checkpointing": True})
@@ -94,7 +94,7 @@ def test_counts_are_those_of_the_real_parts(dtype: str, lora: list[str]) -> None
         assert taught == whole > 4 * planned["optimizer"], "a warm start trains all weights"
 
 
-COSTS = Costs(layer=10.0, rest=0.0, recomputes=False, score=1e-9, update=2e-9, step=1e-6, rows=4)
+COSTS = Costs(layer=10.0, rest=0.0, recomputes=False)
 """10 bytes a layer and token."""
 
 
@@ -107,29 +107,13 @@ def costs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("costs")
 def test_step_by_hand(tokenizer: Any) -> None:
     config = small("rollout.tasks=2", "rollout.group_size=8", "optim.minibatches=4", "optim.epochs=2")
-    shape = model_config(config, tokenizer)
-    longest, gold = needs(config, shape), needs(config, shape, gold=Gold(tokens=40, sampled=10, seconds=0.5))
-    assert (longest.tokens, longest.expected, gold.tokens, gold.expected) == (16 * 64, 16 * 64, 16 * 64, 16 * 40)
-    assert longest.memory == gold.memory, "memory is for the longest episodes"
-    model = _small(config, shape, 3, "cpu")
-    group, token = work(model, batch_of(8, 40, 10)), work(model, batch_of(1, 2, 1))
-    score = 2e-9 * group
-    # Three quarters of the tokens are read, and 160 are sampled by 4 rows at a time.
-    wanted = {"generate": 16 * 0.5 + 0.75 * score + 40 * 1e-6 * token, "score": score, "update": 2 * 2 * score}
-    assert gold.seconds == pytest.approx(wanted)
+    needed = needs(config, model_config(config, tokenizer))
+    assert needed.tokens == 16 * 64
     # One layer more for the gradients of the backward pass.
-    assert longest.memory["activations"] == 10 * (3 + 1) * 8192
-    assert longest.memory["allocator"] == longest.memory["activations"] // 4
-    assert longest.memory["process"] == 100_000_000 + memory._LATER
-    assert longest.total == sum(longest.memory.values()) and longest.limit and longest.remedy == ""
-
-
-def test_gold_is_played_in_the_real_environment(tokenizer: Any) -> None:
-    config = small("rollout.episode_tokens=192", "env.args.level=1")
-    gold = play_gold(config, task_mix(config, "train"), tokenizer)
-    assert gold and 0 < gold.sampled < gold.tokens < 192 and gold.seconds > 0
-    without = config.updated(env={"id": "agentrl/MathPython-v0", "args": {}})
-    assert play_gold(without, task_mix(without, "train"), tokenizer) is None
+    assert needed.memory["activations"] == 10 * (3 + 1) * 8192
+    assert needed.memory["allocator"] == needed.memory["activations"] // 4
+    assert needed.memory["process"] == 100_000_000 + memory._LATER
+    assert needed.total == sum(needed.memory.values()) and needed.limit and needed.remedy == ""
 
 
 WIDE = "model.tiny.hidden=256"
@@ -229,10 +213,10 @@ def test_what_makes_a_run_fit_on_cards(
 
 
 @pytest.mark.usefixtures("costs")
-def test_a_device_that_is_not_here_has_no_times_and_no_limit(tokenizer: Any) -> None:
+def test_a_device_that_is_not_here_has_no_limit(tokenizer: Any) -> None:
     config = small("model.device=cuda:97")
     absent = needs(config, model_config(config, tokenizer))
-    assert absent.seconds == {} and absent.limit is None and absent.remedy == ""
+    assert absent.limit is None and absent.remedy == ""
     assert absent.memory["allocator"] == 0
     assert "does not fit" in needs(config, model_config(config, tokenizer), 1000).remedy
 
