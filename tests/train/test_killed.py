@@ -2,11 +2,7 @@
 
 import asyncio
 import errno
-import os
-import random
 import signal
-import time
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,9 +20,8 @@ from agentrl.train.overlap import Overlapped
 from agentrl.types import Trajectory, flatten
 
 from ..engines.around import Around
-from ..forked import Command, Server
+from ..forked import Server
 from .conftest import AUDITED, JITTERY, Make, Train, rows_of
-from .test_interrupt import lines
 
 SETTINGS = (
     *("env.id=killable:test/Killable-v0", "rollout.tasks=2", "rollout.concurrency=4", "run.deterministic=true"),
@@ -82,27 +77,6 @@ INSTANTS = {
     ("lag", 2): (r"9 ^open .*/\.step-000002\.tmp/model-00001-of-", r"9 ^open .*/\.step-000004\.jsonl\.zst\.\w+\.tmp"),
 }
 """Where a run is killed, one after the other, by its mode and its ranks."""
-KILLS = int(os.environ.get("AGENTRL_KILLS", "3"))
-"""How often a run is killed before it may end."""
-
-
-def moments(mode: str) -> Iterator[tuple[Callable[[Path], bool], float]]:
-    """Instants by chance, the same each time: what a run has to have begun, and how many seconds it may go on then."""
-    rng = random.Random(f"{mode} {KILLS}")
-    for kill in range(KILLS):
-        step = 1 + 5 * kill // KILLS
-        yield rng.choice(
-            [
-                # While it writes a checkpoint, before one is whole, or behind it.
-                (lambda run, step=step: any(run.glob(f"checkpoints/*step-{step:06d}*/*")), rng.choice([0.0, 0.05])),
-                # While it evaluates what it has saved, or plays on.
-                (lambda run, step=step: (run / "checkpoints" / f"step-{step:06d}").exists(), rng.uniform(0, 0.2)),
-                (lambda run, step=step: (run / "episodes" / f"step-{step:06d}.jsonl.zst").exists(), 0.0),
-                (lambda run, step=step: lines(run / "metrics.jsonl") >= step, rng.uniform(0, 0.2)),
-                # Twice in a row: while it reads, begins, or does the first again.
-                (lambda _: True, rng.uniform(0, 2)),
-            ]
-        )
 
 
 def timeless(episode: Trajectory) -> Trajectory:
@@ -125,44 +99,20 @@ def ending(run: Path) -> dict[str, Any]:
     }
 
 
-def begin(train: Train, folder: Path, mode: str, ranks: int, plan: Sequence[str]) -> Command:
-    """Have a run end in peace, and begin one like it that is killed."""
-    (folder / "killable.py").write_text(KILLABLE)
-    settings = (*SETTINGS, f"rollout.overlap={mode}", "rollout.overlap.staleness=2", f"run.ranks={ranks}")
-    train("whole", *settings).done()
-    (folder / "plan.txt").write_text("\n".join(plan))
-    return train("killed", *settings, "save.keep=2")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("mode", "ranks"), INSTANTS)
 def test_a_killed_run_ends_as_a_whole_one(train: Train, server: Server, tmp_path: Path, mode: str, ranks: int) -> None:
-    command = begin(train, tmp_path, mode, ranks, INSTANTS[mode, ranks])
+    (tmp_path / "killable.py").write_text(KILLABLE)
+    settings = (*SETTINGS, f"rollout.overlap={mode}", "rollout.overlap.staleness=2", f"run.ranks={ranks}")
+    train("whole", *settings).done()
+    (tmp_path / "plan.txt").write_text("\n".join(INSTANTS[mode, ranks]))
+    command = train("killed", *settings, "save.keep=2")
     for instant in INSTANTS[mode, ranks]:
         full = instant.startswith(f"{errno.ENOSPC} ")
         assert command.wait() == (1 if full else -signal.SIGKILL), f"{instant}: {command.err}"
         command = server.start(tmp_path, "train", "--resume", "runs/killed")
     command.done()
-    check_ended(tmp_path / "runs" / "killed", mode)
-
-
-@pytest.mark.ci
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", ["off", "lag"])
-def test_a_run_killed_by_chance_ends_as_a_whole_one(train: Train, server: Server, tmp_path: Path, mode: str) -> None:
-    run, command = tmp_path / "runs" / "killed", begin(train, tmp_path, mode, 1, ())
-    command.until(lambda: (run / "config.toml").exists())
-    for ready, pause_s in moments(mode):
-        command.until(lambda ready=ready: ready(run))
-        time.sleep(pause_s)
-        os.kill(command.pid, signal.SIGKILL)
-        assert command.wait() == -signal.SIGKILL
-        command = server.start(tmp_path, "train", "--resume", "runs/killed")
-    command.done()
-    check_ended(run, mode)
-
-
-def check_ended(run: Path, mode: str) -> None:
+    run = tmp_path / "runs" / "killed"
     whole, killed = ending(run.with_name("whole")), ending(run)
     assert whole.keys() == killed.keys()
     assert [name for name in whole if whole[name] != killed[name]] == []
