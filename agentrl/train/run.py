@@ -31,7 +31,7 @@ from agentrl.train.live import Live, Sources, check_run
 from agentrl.train.loop import Run, RunParts
 from agentrl.train.ranks import ranks
 from agentrl.train.saved import SavedEpisodes
-from agentrl.train.step import check_training_config, schedule_note
+from agentrl.train.step import check_training_config
 
 _Work = Callable[[Run], Coroutine[object, object, None]]
 
@@ -133,8 +133,6 @@ def resume(path: Path, display: Display, overrides: Sequence[str] = ()) -> Path:
         versions = read_versions(path)
         resumed = f"going on with {path} after step {state['step']}"
         display.say(resumed if last else f"beginning {path} again: no checkpoint yet")
-        if config.optim != before.optim and config.optim.schedule != "constant" and last:
-            display.say(schedule_note(config, state))
         if not (path / "episodes").is_dir():
             display.say(f"the folder episodes of {path} is gone, and with it what was played: put a copy of it back")
 

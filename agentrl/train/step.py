@@ -284,15 +284,6 @@ def learning_rate(optim: OptimSettings, update: int, spent: float = 0.0) -> floa
     return rate * (left if optim.schedule == "linear" else 0.5 - 0.5 * math.cos(math.pi * left))
 
 
-def schedule_note(config: Config, state: Mapping[str, Any]) -> str:
-    """Return at which learning rate a resumed run continues, where its schedule falls to 0 at a new end."""
-    budget = config.optim.max_sampled_tokens
-    spent = state.get("sampled_tokens", 0) / budget if budget else 0.0
-    rate = learning_rate(config.optim, state["updates"] + 1, spent)
-    schedule = config.optim.schedule
-    return f"optim.schedule is {schedule}: the learning rate continues at {rate:.2g}, to fall to 0 at the new end"
-
-
 def check_training_config(config: Config) -> None:
     """Refuse settings that training can't follow, before anything is loaded or written.
 
