@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
@@ -52,10 +52,6 @@ class StepGroups:
     def silent(self) -> int:
         """Number of groups without a learning signal."""
         return sum(map(is_silent, self.collected.groups))
-
-
-Collect = Callable[[Sequence[Sequence[EpisodeSpec]], int], Awaitable[Collected]]
-"""Plays groups until so many of them have ended."""
 
 
 class RolloutSource(Protocol):
@@ -147,12 +143,41 @@ class Collecting(RolloutSource):
         return self._chosen(await self._exact(played))
 
     async def _play(self, number: int, choose: Choose, **options: Any) -> Collected:
-        """Play the groups of step ``number``; ``options`` are those of ``Collector.collect``."""
+        """Play ``rollout.group_size`` episodes of each of ``rollout.tasks`` tasks for step ``number``.
 
-        def collect(specs: Sequence[Sequence[EpisodeSpec]], enough: int) -> Awaitable[Collected]:
-            return self._collector.collect(specs, self._engine, self._sampling, enough=enough, **options)
+        ``rollout.overlap.spare`` further groups begin with them, and the slowest groups are cancelled.
 
-        return await play_groups(self._config, collect, number, self._order, choose)
+        Dynamic sampling (DAPO, arXiv 2503.14476): up to ``rollout.plan.refills`` times, groups of further tasks replace
+        silent groups.
+
+        Args:
+            number: of the step.
+            choose: the plan's choice of tasks for the step.
+            options: those of ``Collector.collect``.
+
+        Raises:
+            FaultRateError: too many groups were lost to infrastructure faults.
+        """
+        rollout, seed = self._config.rollout, self._config.run.seed
+        parts = list[Collected]()
+        begin, missing = 0, rollout.tasks
+        # Where several end in the same moment there may be more than are missing.
+        while missing > 0 and len(parts) <= rollout.plan.refills:
+            dealt = self._order.of(number, begin, begin + missing + rollout.overlap.spare, choose)
+            specs = list[list[EpisodeSpec]]()
+            for index, env, task_id in dealt:
+                seeds = [derive_seed(seed, "episode", index, member) for member in range(rollout.group_size)]
+                specs.append([EpisodeSpec(task_id=task_id, seed=own, env=env) for own in seeds])
+            played = await self._collector.collect(specs, self._engine, self._sampling, enough=missing, **options)
+            parts.append(played)
+            # A group that was lost is not played again: its fault might come back in every step.
+            ended = {group.trajectories[0].seed for group in played.groups}
+            idle = [group for group, (spec, *_) in zip(dealt, specs, strict=True) if spec.seed not in ended]
+            idle = idle[played.lost :]
+            self._order.give_back(number, idle)
+            begin += len(dealt) - len(idle)
+            missing -= sum(not is_silent(group) for group in played.groups)
+        return joined(parts)
 
     async def _exact(self, collected: Collected) -> Collected:
         """Replace the log-probs of a deterministic run's groups with the trainer's."""
@@ -269,35 +294,3 @@ def rescored(groups: Sequence[Group], score: Callable[[Batch], TokenStats], roun
 def is_silent(group: Group) -> bool:
     """Return True if all episodes of a group have the same return: then comparing them gives no learning signal."""
     return len({episode.learned_return for episode in group}) == 1
-
-
-async def play_groups(config: Config, collect: Collect, number: int, order: TaskOrder, choose: Choose) -> Collected:
-    """Play ``rollout.group_size`` episodes of each of ``rollout.tasks`` tasks for step ``number``.
-
-    ``rollout.overlap.spare`` further groups begin with them, and the slowest groups are cancelled.
-
-    Dynamic sampling (DAPO, arXiv 2503.14476): up to ``rollout.plan.refills`` times, groups of further tasks replace
-    silent groups.
-
-    Raises:
-        FaultRateError: too many groups were lost to infrastructure faults.
-    """
-    rollout, seed = config.rollout, config.run.seed
-    parts = list[Collected]()
-    begin, missing = 0, rollout.tasks
-    # Where several end in the same moment there may be more than are missing.
-    while missing > 0 and len(parts) <= rollout.plan.refills:
-        dealt = order.of(number, begin, begin + missing + rollout.overlap.spare, choose)
-        specs = list[list[EpisodeSpec]]()
-        for index, env, task_id in dealt:
-            seeds = [derive_seed(seed, "episode", index, member) for member in range(rollout.group_size)]
-            specs.append([EpisodeSpec(task_id=task_id, seed=own, env=env) for own in seeds])
-        played = await collect(specs, missing)
-        parts.append(played)
-        # A group that was lost is not played again: its fault might come back in every step.
-        ended = {group.trajectories[0].seed for group in played.groups}
-        idle = [group for group, (spec, *_) in zip(dealt, specs, strict=True) if spec.seed not in ended][played.lost :]
-        order.give_back(number, idle)
-        begin += len(dealt) - len(idle)
-        missing -= sum(not is_silent(group) for group in played.groups)
-    return joined(parts)

@@ -21,13 +21,11 @@ from agentrl.engines.base import Completion, Engine, Sampling
 from agentrl.errors import ConfigError, FaultRateError, InfrastructureError
 from agentrl.rollout.collected import Collected
 from agentrl.rollout.plan import EpisodeSpec
-from agentrl.rollout.taskplan import UniformPlan
 from agentrl.toolenv.base import Episode
 from agentrl.toolenv.tasks import TaskList
 from agentrl.train.credit import Scored
-from agentrl.train.groups import Collecting, StepGroups, is_silent, play_groups
+from agentrl.train.groups import Collecting, StepGroups, is_silent
 from agentrl.train.live import check_run
-from agentrl.train.order import TaskOrder
 from agentrl.train.overlap import Overlapped
 from agentrl.train.step import StepResult
 from agentrl.types import Group, Task, Trajectory, flatten
@@ -360,14 +358,15 @@ def test_spare_groups_begin_with_the_others_and_those_that_end_last_are_left_out
 def test_groups_that_end_in_the_same_moment_as_the_last_one_that_was_missing_ask_for_no_more(muted: Make) -> None:
     settings = ("rollout.overlap.spare=3", "rollout.plan.refills=2", "rollout.overlap=inflight")
     run, asked = muted("env.args.every=1", *settings), list[int]()
+    collect = run.players.collect
 
-    async def collect(specs: Sequence[Sequence[EpisodeSpec]], enough: int) -> Collected:
+    async def collect_all(specs: Sequence[Sequence[EpisodeSpec]], *how: Any, enough: int) -> Collected:
         asked.append(len(specs))
         # As if all had ended when the first ones were counted.
-        return await run.players.collect(specs, run.parts.engine, Sampling(max_tokens=4))
+        return await collect(specs, *how)
 
-    played = asyncio.run(play_groups(run.config, collect, 1, TaskOrder(), UniformPlan(run.mix, 0).pick(1)))
-    assert asked == [6] and len(played.groups) == 6
+    run.players.collect = collect_all  # pyright: ignore
+    assert len(play(run, 1).collected.groups) == 6 and asked == [6]
 
 
 def test_a_step_counts_what_it_left_out_and_goes_on_alike(muted: Make) -> None:
