@@ -17,7 +17,6 @@ from agentrl.algos.regularizers import k3
 from agentrl.batch import Batch
 from agentrl.rollout.metrics import episode_means
 from agentrl.train.credit import Scored
-from agentrl.train.diagnostics import position_means, position_moments
 from agentrl.train.groups import StepGroups
 from agentrl.train.score import new_tokens
 from agentrl.types import Trajectory, flatten
@@ -39,7 +38,6 @@ def summary(number: int, played: StepGroups, scored: Scored) -> dict[str, float]
     means = episode_means(episodes)
     runs = [run for trajectory in episodes for run in trajectory.tool_runs]
     clock = collected.clock
-    credit, starts = scored.advantages.abs(), scored.starts
     old, sampler, reference = scored.old_logp, scored.sampler_logp, scored.reference_logp
     return {
         "step": number,
@@ -64,7 +62,7 @@ def summary(number: int, played: StepGroups, scored: Scored) -> dict[str, float]
         "tokens_masked": int((~scored.in_loss).sum()),
         "entropy": float(scored.entropy.mean()),
         "energy": float(scored.energy.mean()),
-        "advantage_abs": float(credit.mean()),
+        "advantage_abs": float(scored.advantages.abs().mean()),
         "logp_diff_max": scored.disagreement,
         "staleness_mean": float(scored.age.double().mean()),
         "staleness_max": int(scored.age.max()),
@@ -73,8 +71,6 @@ def summary(number: int, played: StepGroups, scored: Scored) -> dict[str, float]
         **({} if reference is None else {"kl_reference": float(k3(old, reference).mean())}),
         "seconds_tools_summed": clock.tools,
         "seconds_engine_summed": clock.engine,
-        **position_means("energy", position_moments(scored.energy, starts)),
-        **position_means("advantage_abs", position_moments(credit, starts)),
     }
 
 

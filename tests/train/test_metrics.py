@@ -5,7 +5,6 @@ import re
 from dataclasses import replace
 from math import inf
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import pytest
@@ -26,7 +25,6 @@ from agentrl.types import Exchange, Group, Segment, Trajectory
 
 from ..runs.origins import ORIGIN, Signs
 from .conftest import Make, energy_of, logp_of, rewards_in_time, step, trainer_of, trajectory, turn
-from .test_diagnostics import by_bin
 from .test_options import ALL
 from .test_score import batch_of
 
@@ -74,18 +72,6 @@ def test_every_metric_is_in_the_documentation(small: Make, overrides: tuple[str,
 )
 def test_a_group_without_a_pool_is_told(algo: Any, shapes: list[list[int]], unpooled: int | None) -> None:
     assert pool_metrics(AlgoSettings(**algo), batch_of(shapes)).get("groups_unpooled") == unpooled
-
-
-def test_credit_by_position_is_that_of_the_episodes(small: Make) -> None:
-    result = step(trainer_of(small())[0])
-    row, bins = result.metrics, by_bin([[abs(advantage) for advantage in credit] for credit in result.advantages])
-    assert max(bins) > 2 and [*map(len, result.advantages)] == [episode.n_sampled for episode in result.trajectories]
-    for edge, inside in bins.items():
-        assert row[f"advantage_abs_t{edge}"] == pytest.approx(fmean(inside), abs=1e-6)
-    for name in ("advantage_abs", "energy"):
-        values = [row[f"{name}_t{edge}"] for edge, inside in bins.items() for _ in inside]
-        assert fmean(values) == pytest.approx(row[name], abs=1e-6)
-    assert f"energy_t{2 * max(bins)}" not in row, "a bin without a token has no mean"
 
 
 def episode(**parts: float) -> Trajectory:
