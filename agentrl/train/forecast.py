@@ -8,14 +8,14 @@ weights, and what ranks wait for each other.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 from agentrl.config import Config
 from agentrl.errors import ConfigError, UnknownNameError
 from agentrl.train.costs import batch_of, trains_adapters, work
+from agentrl.train.memory import Counts
 from agentrl.train.metrics import PEAKS, peak_flops
 
 _GIB = 1 << 30
@@ -89,15 +89,14 @@ def forecast(config: Config, shape: PreTrainedConfig, card: Card, tokens: int) -
     Raises:
         ConfigError: the fleet has no number of actors.
     """
-    with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(shape)
+    counts = Counts(shape, config)
     tasks, group = config.rollout.tasks, batch_of(config.rollout.group_size, tokens, tokens - 1)
     # A forward pass is a third of an update in which all weights are trained.
-    score = tasks * work(model, group) / 3
-    model.requires_grad_(not trains_adapters(config))
-    update = config.optim.epochs * tasks * work(model, group)
+    score = tasks * work(counts.model, group) / 3
+    counts.model.requires_grad_(not trains_adapters(config))
+    update = config.optim.epochs * tasks * work(counts.model, group)
     rate = _mfu(tokens) * PEAKS[card.name] * config.run.ranks
-    return {"generate": _sampling(config, model, card, tokens), "score": score / rate, "update": update / rate}
+    return {"generate": _sampling(config, counts, card, tokens), "score": score / rate, "update": update / rate}
 
 
 def basis(config: Config, card: Card, tokens: int) -> str:
@@ -127,15 +126,13 @@ def _read(config: Config) -> float:
     return _VLLM if config.engine.name == "vllm" else _EMBEDDED
 
 
-def _sampling(config: Config, model: Any, card: Card, tokens: int) -> float:
+def _sampling(config: Config, counts: Counts, card: Card, tokens: int) -> float:
     """Compute the seconds in which all engines sample a step's episodes, in waves of as many rows as run at a time."""
-    text, rollout, options = model.config.get_text_config(), config.rollout, config.engine.options
+    rollout, options = config.rollout, config.engine.options
     size = torch.finfo(getattr(torch, config.model.dtype)).bits // 8
-    weights = size * sum(weight.numel() for weight in model.parameters())
+    weights = size * counts.weights
     # On average a row is half as long as it becomes.
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    row = size * text.num_hidden_layers * 2 * heads * width * tokens / 2
+    row = size * counts.cached * tokens / 2
     engines = config.fleet.options.get("actors", 1) if config.fleet.name == "ray" else 1
     if not isinstance(engines, int) or engines < 1:
         raise ConfigError(f"fleet.options.actors is {engines!r}: give their number, from 1")

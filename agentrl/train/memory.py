@@ -101,33 +101,35 @@ class Counts:
     def __init__(self, shape: PreTrainedConfig, config: Config) -> None:
         text = shape.get_text_config()
         with torch.device("meta"):
-            meta: Any = AutoModelForCausalLM.from_config(shape)
-        self._weights = sum(weight.numel() for weight in meta.parameters())
-        names = target_names(meta, config.lora.targets)
-        wrapped = [module for name, module in meta.named_modules() if name.rpartition(".")[2] in names]
+            self.model: Any = AutoModelForCausalLM.from_config(shape)
+            """The model without memory for its weights."""
+        self.weights = sum(weight.numel() for weight in self.model.parameters())
+        """Numbers of all weights."""
+        names = target_names(self.model, config.lora.targets)
+        wrapped = [module for name, module in self.model.named_modules() if name.rpartition(".")[2] in names]
         # Inputs and outputs of all layers that adapters go to.
         self._adapted = sum(part.in_features + part.out_features for part in wrapped if isinstance(part, nn.Linear))
         self._layers, self._width = text.num_hidden_layers, text.hidden_size
         self._head = text.vocab_size * text.hidden_size
-        layered = [part for part in meta.modules() if isinstance(part, GradientCheckpointingLayer)]
+        layered = [part for part in self.model.modules() if isinstance(part, GradientCheckpointingLayer)]
         self._layer = max((sum(weight.numel() for weight in part.parameters()) for part in layered), default=0)
         # What ranks gather for as long as they compute: embedding and head.
-        self._ends = self._weights - self._layer * len(layered)
+        self._ends = self.weights - self._layer * len(layered)
         size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
         heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-        # Numbers that the engine's cache holds for a token.
-        self._cached = self._layers * 2 * heads * size
+        self.cached = self._layers * 2 * heads * size
+        """Numbers that the engine's cache holds for a token."""
 
     def memory(self, config: Config, costs: Costs, process: int, limit: int | None) -> dict[str, int]:
         """Count the bytes of each part; ``process`` is what a process of a CPU holds before it has any."""
         size = torch.finfo(getattr(torch, config.model.dtype)).bits // 8
         optim, frozen, adapters = config.optim, trains_adapters(config), config.lora.rank * self._adapted
-        trained, ranks, on_cpu = adapters if frozen else self._weights, config.run.ranks, config.model.device == "cpu"
+        trained, ranks, on_cpu = adapters if frozen else self.weights, config.run.ranks, config.model.device == "cpu"
         # The head's gradient before it joins the others, and while its tiles are summed.
         head = 0 if frozen else 2 * 4 * self._head
         if size < 4 and ranks == 1:
             # The weights' casts, and the gradient by one of them.
-            head += size * (self._weights + adapters + (1 if frozen else 2) * self._head)
+            head += size * (self.weights + adapters + (1 if frozen else 2) * self._head)
         # With checkpointing a layer keeps its input only, and one layer at a time computes the rest again. Beside what
         # is kept, the backward pass holds the gradients of about a layer.
         saved = self._layers * costs.layer
@@ -138,11 +140,11 @@ class Counts:
         # float32, no activations are left.
         ends = 0 if frozen else (size + 4) * self._ends
         gathered = size * (self._ends + 2 * self._layer) + max(0, ends - head - round(activations))
-        reference = 0 if not config.algo.kl_coef or config.lora.rank else self._weights
+        reference = 0 if not config.algo.kl_coef or config.lora.rank else self.weights
         parts = {
             "process": process + _LATER if on_cpu else _CONTEXT,
-            "weights": -(-4 * (self._weights + adapters) // ranks),
-            "engine's weights": size * self._weights,
+            "weights": -(-4 * (self.weights + adapters) // ranks),
+            "engine's weights": size * self.weights,
             "engine's cache": self._cache(config, size, limit),
             "reference": size * reference if ranks == 1 else -(-4 * reference // ranks),
             "gradients": -(-4 * trained // ranks),
@@ -164,15 +166,15 @@ class Counts:
     def share(self, config: Config, limit: int) -> float:
         """Compute the least share of the memory with which vLLM starts: for its weights and one episode."""
         size = torch.finfo(getattr(torch, config.model.dtype)).bits // 8
-        needed = size * (self._weights + self._cached * config.rollout.episode_tokens)
+        needed = size * (self.weights + self.cached * config.rollout.episode_tokens)
         return math.ceil(100 * needed / limit) / 100
 
     def _cache(self, config: Config, size: int, limit: int | None) -> int:
         if config.engine.name == "vllm" and limit:
             # It takes its share whatever it needs, and lets requests wait for room in it.
             share = max(_option(config, "memory", 0.3), self.share(config, limit))
-            return max(0, int(share * limit) - size * self._weights)
-        return size * self._cached * _cached_tokens(config)
+            return max(0, int(share * limit) - size * self.weights)
+        return size * self.cached * _cached_tokens(config)
 
 
 def _option(config: Config, name: str, default: float) -> float:
