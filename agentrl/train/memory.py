@@ -22,7 +22,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from agentrl.config import Config
 from agentrl.engines.native.step import FEWEST
 from agentrl.errors import ConfigError
-from agentrl.models.cache import SHORT, padded_keys
+from agentrl.models.cache import padded_keys
 from agentrl.models.lora import target_names
 from agentrl.models.native import computes
 from agentrl.runs.assemble import check_device
@@ -187,17 +187,11 @@ def _option(config: Config, name: str, default: float) -> float:
 def _cached_tokens(config: Config) -> int:
     """Return the tokens that the engine's cache has room for when every row is as long as an episode can be."""
     rows = int(_option(config, "slots", config.rollout.concurrency))
-    longest = padded_keys(config.rollout.episode_tokens)
     device, dtype = torch.device(config.model.device), getattr(torch, config.model.dtype)
-    if config.engine.name != "transformers" or device.type != "cpu":
-        return rows * longest
-    if config.engine.options.get("native", True) and computes(device, dtype):
+    embedded = config.engine.name == "transformers" and device.type == "cpu"
+    if embedded and config.engine.options.get("native", True) and computes(device, dtype):
         return rows * max(FEWEST, config.rollout.episode_tokens)
-    # A row that outgrows those that lie together has a store of its own, which grows by half at least.
-    room = SHORT
-    while room < longest:
-        room = max(padded_keys(room + 1), room + room // 2)
-    return rows * (longest if longest <= SHORT else SHORT + room)
+    return rows * padded_keys(config.rollout.episode_tokens)
 
 
 class Fit:
