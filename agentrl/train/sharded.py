@@ -46,14 +46,9 @@ class _Call(NamedTuple):
     """Its arguments for this rank, the learner not among them."""
 
 
-def make_learner(
-    config: Config, model: PreTrainedModel, optim: OptimSettings | None = None, temperature: float | None = None
-) -> Learner:
-    """Make the learner of ``model``, on all ranks where there are several.
-
-    Optimizer and temperature are those of the rollouts' policy by default.
-    """
-    optim, temperature = optim or config.optim, temperature or config.rollout.temperature
+def make_learner(config: Config, model: PreTrainedModel) -> Learner:
+    """Make the learner of ``model``, on all ranks where there are several, to train the rollouts' policy."""
+    optim, temperature = config.optim, config.rollout.temperature
     if not dist.is_initialized():
         return Learner(model, optim, temperature=temperature, dtype=config.model.dtype)
     device = torch.device(config.model.device).type
