@@ -110,12 +110,8 @@ def updates_of(
     before = copy.deepcopy(run.parts.model)
     before.set_attn_implementation("eager")
     trainer, seen = trainer_of(run)
-    return trainer, step(replace_source(trainer, groups)), seen, before
-
-
-def replace_source(trainer: Trainer, groups: Sequence[Group]) -> Trainer:
     trainer.rollouts = Given(groups)
-    return trainer
+    return trainer, step(trainer), seen, before
 
 
 @pytest.fixture(autouse=True)
