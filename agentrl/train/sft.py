@@ -61,22 +61,25 @@ async def oracle_episodes(
         ConfigError: an environment has no gold player.
         InvariantError: gold does not score the maximum: it would teach what is wrong.
     """
-    groups: list[Group] = []
+    sampling, groups = Sampling(max_tokens=config.rollout.turn_tokens), list[Group]()
     for name, count in mix.shares(config.sft.tasks).items():
-        if count:
-            groups += await _gold_episodes(config, renderer, collector, mix.sources[name], count, on_episode)
+        if not count:
+            continue
+        source = mix.sources[name]
+        specs = _gold_specs(config, renderer, source, count)
+        collected = await collector.collect(specs, ScriptedEngine(()), sampling, on_episode=on_episode)
+        # Gold that fails means a bug in the environment or too tight a limit, which imitation would silently teach.
+        worst = min(collected.groups, key=lambda group: group.trajectories[0].ret)
+        if not won(worst.trajectories[0], source.best_return):
+            turns = specs[worst.trajectories[0].seed][0].script or ()
+            score = f"{worst.trajectories[0].ret:g} of {source.best_return:g} on task {worst.task_id!r}"
+            raise InvariantError(f"the gold player scores {score}: {_why_lost(config, worst.trajectories[0], turns)}")
+        groups += collected.groups
     return groups
 
 
-async def _gold_episodes(
-    config: Config,
-    renderer: Renderer,
-    collector: Collector,
-    source: TaskSource,
-    count: int,
-    on_episode: Callable[[Trajectory], None],
-) -> Sequence[Group]:
-    """Play ``count`` tasks of one environment, or all that it has."""
+def _gold_specs(config: Config, renderer: Renderer, source: TaskSource, count: int) -> list[list[EpisodeSpec]]:
+    """Return one episode of each of ``count`` tasks of an environment, or of all that it has, with the gold turns."""
     renderer = renderer.describing(source.dialect.template_tools, source.dialect.marks)
 
     def script(task: Task) -> tuple[tuple[int, ...], ...]:
@@ -93,19 +96,10 @@ async def _gold_episodes(
     # A finite set has no tasks to spare. Its oracle tasks come from a pass with another shuffle than training's first:
     # so training does not begin with exactly the tasks just taught.
     tasks = source.pick(count, start=_FIRST_TASK if size is None else -size, seed=config.run.seed)
-    specs = [
+    return [
         [EpisodeSpec(task_id=task.id, seed=index, env=source.name, script=script(task))]
         for index, task in enumerate(tasks)
     ]
-    sampling = Sampling(max_tokens=config.rollout.turn_tokens)
-    collected = await collector.collect(specs, ScriptedEngine(()), sampling, on_episode=on_episode)
-    # Gold that fails means a bug in the environment or too tight a limit, which imitation would silently teach.
-    worst = min(collected.groups, key=lambda group: group.trajectories[0].ret)
-    if not won(worst.trajectories[0], source.best_return):
-        turns = specs[worst.trajectories[0].seed][0].script or ()
-        score = f"{worst.trajectories[0].ret:g} of {source.best_return:g} on task {worst.task_id!r}"
-        raise InvariantError(f"the gold player scores {score}: {_why_lost(config, worst.trajectories[0], turns)}")
-    return collected.groups
 
 
 def _why_lost(config: Config, episode: Trajectory, turns: Sequence[Sequence[int]]) -> str:
