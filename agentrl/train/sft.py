@@ -26,7 +26,7 @@ from agentrl.rollout.mix import TaskMix
 from agentrl.rollout.plan import EpisodeSpec, TaskSource
 from agentrl.toolenv.tools.context import SubTurn
 from agentrl.train.learner import Learner
-from agentrl.types import Group, Stop, Task, Trajectory, won
+from agentrl.types import Group, Task, Trajectory, flatten, won
 
 _FIRST_TASK = 10**9
 """Offset of the oracle tasks in an endless set: reinforcement learning begins at 0, and so meets new ones."""
@@ -69,11 +69,16 @@ async def oracle_episodes(
         specs = _gold_specs(config, renderer, source, count)
         collected = await collector.collect(specs, ScriptedEngine(()), sampling, on_episode=on_episode)
         # Gold that fails means a bug in the environment or too tight a limit, which imitation would silently teach.
-        worst = min(collected.groups, key=lambda group: group.trajectories[0].ret)
-        if not won(worst.trajectories[0], source.best_return):
-            turns = specs[worst.trajectories[0].seed][0].script or ()
-            score = f"{worst.trajectories[0].ret:g} of {source.best_return:g} on task {worst.task_id!r}"
-            raise InvariantError(f"the gold player scores {score}: {_why_lost(config, worst.trajectories[0], turns)}")
+        worst = min(flatten(collected.groups), key=lambda episode: episode.ret)
+        if not won(worst, source.best_return):
+            turns = specs[worst.seed][0].script or ()
+            longest = max(map(len, turns), default=0)
+            raise InvariantError(
+                f"the gold player scores {worst.ret:g} of {source.best_return:g} on task {worst.task_id!r}: its "
+                f"{len(turns)} turns have at most {longest} tokens, {worst.cut_turns} were cut off, and the episode "
+                f"ended by {worst.stop.value}; raise the limit that it met (rollout.turn_tokens, "
+                "rollout.episode_tokens, env.args.max_turns), or correct gold or reward: agentrl check-env shows it"
+            )
         groups += collected.groups
     return groups
 
@@ -100,19 +105,6 @@ def _gold_specs(config: Config, renderer: Renderer, source: TaskSource, count: i
         [EpisodeSpec(task_id=task.id, seed=index, env=source.name, script=script(task))]
         for index, task in enumerate(tasks)
     ]
-
-
-def _why_lost(config: Config, episode: Trajectory, turns: Sequence[Sequence[int]]) -> str:
-    """Return why the gold player lost an episode with these turns, and what to do."""
-    rollout = config.rollout
-    longest = max(map(len, turns), default=0)
-    if longest > rollout.turn_tokens:
-        return f"rollout.turn_tokens={rollout.turn_tokens} cuts off a turn of {longest} tokens: raise it to {longest}"
-    if episode.stop is Stop.TOKEN_LIMIT or episode.cut_turns:
-        return f"rollout.episode_tokens={rollout.episode_tokens} cuts it off: raise it"
-    if episode.stop is Stop.TURN_LIMIT:
-        return f"it has {len(turns)} turns, and the environment's max_turns cuts it off: raise env.args.max_turns"
-    return "what it teaches would be wrong, so correct gold or reward; agentrl check-env shows the episode"
 
 
 def warm_start(
