@@ -6,9 +6,12 @@ Runs that train adapters: they go on exactly, and every reader of checkpoints se
 import asyncio
 import json
 import math
+import random
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -18,26 +21,45 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agentrl.cli import main
 from agentrl.config import Config, load_config, with_overrides
+from agentrl.engines.base import Sampling
 from agentrl.errors import AgentRLError, RunFolderError, UsageError
 from agentrl.eval.command import EvalRequest
 from agentrl.eval.command import run as evaluate
 from agentrl.models.load import load_model
 from agentrl.models.lora import base_of
 from agentrl.models.native import name_of
+from agentrl.rollout.driver import StepDriver
+from agentrl.rollout.plan import EpisodeSpec
+from agentrl.rollout.policy import Policy
 from agentrl.runs.checkpoint import export, load_state, model_at
 from agentrl.runs.folder import checkpoints, read_jsonl
-from agentrl.runs.records import read_episodes
+from agentrl.runs.records import read_episodes, write_episodes
 from agentrl.runs.settings import read_config, read_versions
 from agentrl.runs.shards import shard_name
+from agentrl.segments import Row, complete_rows
+from agentrl.toolenv.base import ToolEnv
 from agentrl.train.learner import Learner
 from agentrl.train.run import resume, train, train_on
 from agentrl.train.saved import SavedEpisodes
+from agentrl.types import Segment
 
-from .conftest import OnDisk, quiet, rows_of, same_weights
-from .test_forest_runs import TWICE
+from ..forests import forest
+from .conftest import Make, OnDisk, quiet, rows_of, same_weights
 
 EVERY = ("optim.steps=3", "optim.schedule=linear", "save.every=1", "save.episodes_every=1", "eval.tasks=1")
-Row = dict[str, Any]
+Line = dict[str, Any]
+
+
+class Twice(StepDriver):
+    """Plays the environment after a turn that nobody continues: the next turn begins another row."""
+
+    async def play(self, env: ToolEnv, policy: Policy, spec: EpisodeSpec) -> None:
+        messages, _ = await policy.run(env.reset, seed=spec.seed % 2**32, options={"task": spec.task_id})
+        await policy.turn(messages)
+        await super().play(env, policy, spec)
+
+
+TWICE = f"rollout.driver={__name__}:Twice"
 
 
 @pytest.fixture
@@ -93,23 +115,23 @@ def test_rollouts_alone_can_be_learned_from(on_disk: OnDisk) -> None:
     assert [path.name for path in checkpoints(run)] == ["step-000000", "step-000001"]
 
 
-def _first(row: Row) -> Row:
+def _first(row: Line) -> Line:
     return row["segments"][0]
 
 
-def changed(source: Path, change: Callable[[Row], object], keep: int | None = None) -> Path:
+def changed(source: Path, change: Callable[[Line], object], keep: int | None = None) -> Path:
     """A copy of a file with each episode changed, the first ``keep`` of them."""
     import zstandard
 
     lines = zstandard.ZstdDecompressor().decompressobj().decompress(source.read_bytes()).splitlines()
-    rows: list[Row] = [json.loads(line) for line in lines[:keep]]
+    rows: list[Line] = [json.loads(line) for line in lines[:keep]]
     for row in rows:
         change(row)
     Path("changed.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return Path("changed.jsonl")
 
 
-CHANGES: list[tuple[Callable[[Row], object], str]] = [
+CHANGES: list[tuple[Callable[[Line], object], str]] = [
     (lambda row: _first(row)["token_ids"].__setitem__(0, 10**30), r"has the token 1000+, and the model of model.path"),
     (lambda row: _first(row)["token_ids"].__setitem__(0, -1), "has the token -1, and the model of model.path only 300"),
     (lambda row: _first(row)["pieces"].__setitem__(0, "?!"), "another tokenizer: token 1 is '\\?!' there"),
@@ -161,6 +183,35 @@ def test_what_has_nothing_to_compare(played: Path) -> None:
     for file, wanted in (("none.jsonl", "holds no episode"), ("gone.jsonl", "can't be read: No such file")):
         with pytest.raises(UsageError, match=wanted):
             again(played, files=[Path(file)])
+
+
+def test_groups_share_their_opening_and_each_row_has_to_fit(
+    small: Make, tokenizer: Any, model: Any, tmp_path: Path
+) -> None:
+    run, rng = small("optim.steps=1"), random.Random(3)
+    openings = [Segment("prompt", (5, 6)), Segment("prompt", (5, 7))]
+    played = [forest(rng, openings[number % 2], 1 + number % 3) for number in range(6)]
+    origin = run.mix.origins(Sampling(temperature=1.0, max_tokens=12))[""]
+    file = tmp_path / "e.jsonl"
+    policy: Any = SimpleNamespace(model=model, tokenizer=tokenizer)
+
+    def saved(*overrides: str) -> SavedEpisodes:
+        write_episodes(file, played, tokenizer, origin)
+        return SavedEpisodes([file], small(*overrides, "optim.steps=1").config)
+
+    groups = asyncio.run(saved().batch(1)).trained
+    assert [list(group) for group in groups] == [played[::2], played[1::2]]
+    longest = max(len(row) for episode in played for row in complete_rows(episode.rows))
+    assert longest > max(len(row.token_ids) for episode in played for row in episode.rows)
+    limits = f"optim.max_tokens={longest}", f"rollout.episode_tokens={longest}"
+    saved(*limits).check_fit(policy)
+    shorter = [limit.replace(str(longest), str(longest - 1)) for limit in limits]
+    with pytest.raises(UsageError, match=f"of {longest} tokens does not fit into max_tokens={longest - 1}"):
+        saved(*shorter).check_fit(policy)
+    strange = Row((Segment("tool", (300,)),), 0, 2)
+    played[0] = replace(played[0], segments=(), rows=(*played[0].rows, strange))
+    with pytest.raises(UsageError, match=r"has the token 300, and the model of model\.path only 300"):
+        saved().check_fit(policy)
 
 
 def test_the_command_line(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
