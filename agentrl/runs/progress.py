@@ -115,11 +115,6 @@ class Bar:
         self._done = self._before = 0
         self._began = self._reported = time.monotonic()
 
-    def expect(self, total: int) -> None:
-        """Correct the expected number of units to ``total``."""
-        self._total = total
-        self._draw(total=total)
-
     def advance(self, note: str = "") -> None:
         """Count one more unit as done; without a note it was done in an earlier process."""
         self._done += 1

@@ -1,6 +1,5 @@
 """The phases of a run: warm start, evaluation, training steps, evaluation; and its rows, episodes and checkpoints."""
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -140,7 +139,7 @@ class Run:
         self._trainer = Trainer(self._config, make_learner(self._config, self._policy.model), self._rollouts)
 
     async def _train(self) -> None:
-        with self._display.phase("training", self._config.optim.steps) as bar:
+        with self._display.phase("training", self._last) as bar:
             for _ in range(self.done):
                 bar.advance()
             while not self._ended(self.done):
@@ -150,7 +149,6 @@ class Run:
                     apart = result.metrics["logp_diff_max"]
                     self._display.say(f"step {number}: the model and its episodes are at most {apart:.0e} nats apart")
                 self._finished(number)
-                bar.expect(self._likely_steps())
                 bar.advance(_note(result.metrics))
                 # Saved before it is evaluated, which takes long: a stop meanwhile loses no training.
                 if self._due(self._config.save.every):
@@ -169,21 +167,16 @@ class Run:
         """Note that the weights are those of ``step``, until the next update begins."""
         self.done, self._updates_done = step, self._trainer.updates
 
+    @property
+    def _last(self) -> int:
+        """The last step, unless the budget of tokens is spent before."""
+        return int(min(self._config.optim.steps, self._rollouts.steps))
+
     def _ended(self, step: int) -> bool:
         """Return True if training ends with ``step``, the last one that the trainer has done."""
         optim = self._config.optim
         spent = 0 < optim.max_sampled_tokens <= self._trainer.sampled_tokens
-        return step >= min(optim.steps, self._trainer.rollouts.steps) or spent
-
-    def _likely_steps(self) -> int:
-        """Estimate the steps of the training, if each step samples as many tokens as those so far."""
-        optim = self._config.optim
-        last = int(min(optim.steps, self._trainer.rollouts.steps))
-        if self._ended(self.done):
-            return self.done
-        if optim.max_sampled_tokens == 0:
-            return last
-        return min(last, math.ceil(self.done * optim.max_sampled_tokens / self._trainer.sampled_tokens))
+        return step >= self._last or spent
 
     def _due(self, every: int) -> bool:
         return self._ended(self.done) or (every > 0 and self.done % every == 0)
