@@ -10,9 +10,9 @@ from agentrl.endpoint.wire import (
     Call,
     Event,
     Item,
-    OpenAIWire,
     Request,
     ToolSpec,
+    Wire,
     fields,
     marked_parts,
     objects,
@@ -26,60 +26,51 @@ _ROLES = {"developer": "system", "function": "tool"}
 _FINISH = {"stop": "stop", "length": "length", "calls": "tool_calls"}
 
 
-class Chat(OpenAIWire):
-    """Chat completions, as OpenAI's clients speak them."""
-
-    @staticmethod
-    def read(body: Mapping[str, Any]) -> Request:
-        """Read a request."""
-        items, images = list[Item](), False
-        for message in objects(body.get("messages"), "messages"):
-            role = _ROLES.get(str(message.get("role")), message.get("role"))
-            if role not in ("system", "user", "assistant", "tool"):
-                raise BadRequestError(f"messages has the role {str(role)[:40]!r}: use system, user, assistant or tool")
-            texts, image = marked_parts(message.get("content"))
-            images = images or image
-            thinking = message.get("reasoning_content") or message.get("reasoning")
-            items.append(
-                Item(
-                    role=role,
-                    texts=texts,
-                    thinking=thinking if isinstance(thinking, str) else "",
-                    calls=tuple(map(_call, objects(message.get("tool_calls"), "tool_calls"))),
-                    call_id=str(message.get("tool_call_id") or message.get("name") or "") if role == "tool" else "",
-                )
+def _read(body: Mapping[str, Any]) -> Request:
+    """Read a request."""
+    items, images = list[Item](), False
+    for message in objects(body.get("messages"), "messages"):
+        role = _ROLES.get(str(message.get("role")), message.get("role"))
+        if role not in ("system", "user", "assistant", "tool"):
+            raise BadRequestError(f"messages has the role {str(role)[:40]!r}: use system, user, assistant or tool")
+        texts, image = marked_parts(message.get("content"))
+        images = images or image
+        thinking = message.get("reasoning_content") or message.get("reasoning")
+        items.append(
+            Item(
+                role=role,
+                texts=texts,
+                thinking=thinking if isinstance(thinking, str) else "",
+                calls=tuple(map(_call, objects(message.get("tool_calls"), "tool_calls"))),
+                call_id=str(message.get("tool_call_id") or message.get("name") or "") if role == "tool" else "",
             )
-        choice = body.get("tool_choice")
-        named = fields(fields(choice).get("function")).get("name")
-        ignored = unlike(body, {"n": 1, "logit_bias": {}, "temperature": 1, "top_p": 1, "logprobs": False})
-        return Request(
-            items=tuple(items),
-            tools=() if choice == "none" else tuple(_tools(body)),
-            model=str(body.get("model", "")),
-            max_tokens=read_limit(body.get("max_completion_tokens") or body.get("max_tokens")),
-            stop=read_stop(body.get("stop")),
-            stream=bool(body.get("stream")),
-            must_call=str(named) if named else choice == "required",
-            usage_wanted=bool(fields(body.get("stream_options")).get("include_usage")),
-            ignored=(*ignored, *(["images"] if images else [])),
-            body=body,
         )
+    choice = body.get("tool_choice")
+    named = fields(fields(choice).get("function")).get("name")
+    ignored = unlike(body, {"n": 1, "logit_bias": {}, "temperature": 1, "top_p": 1, "logprobs": False})
+    return Request(
+        items=tuple(items),
+        tools=() if choice == "none" else tuple(_tools(body)),
+        model=str(body.get("model", "")),
+        max_tokens=read_limit(body.get("max_completion_tokens") or body.get("max_tokens")),
+        stop=read_stop(body.get("stop")),
+        stream=bool(body.get("stream")),
+        must_call=str(named) if named else choice == "required",
+        usage_wanted=bool(fields(body.get("stream_options")).get("include_usage")),
+        ignored=(*ignored, *(["images"] if images else [])),
+        body=body,
+    )
 
-    @staticmethod
-    def whole(answer: Answer, request: Request) -> Mapping[str, Any]:
-        """Write an answer as one body."""
-        message: dict[str, Any] = {"role": "assistant", "content": answer.text or (None if answer.calls else "")}
-        if answer.thinking:
-            message["reasoning_content"] = answer.thinking
-        if answer.calls:
-            message["tool_calls"] = [_written(call) for call in answer.calls]
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _FINISH[answer.finish]}
-        return {**_head(answer.id, request, "chat.completion"), "choices": [choice], "usage": _usage(answer)}
 
-    @staticmethod
-    def writer(answer_id: str, request: Request) -> "_Writer":
-        """Return what writes an answer as a stream."""
-        return _Writer(answer_id, request)
+def _whole(answer: Answer, request: Request) -> Mapping[str, Any]:
+    """Write an answer as one body."""
+    message: dict[str, Any] = {"role": "assistant", "content": answer.text or (None if answer.calls else "")}
+    if answer.thinking:
+        message["reasoning_content"] = answer.thinking
+    if answer.calls:
+        message["tool_calls"] = [_written(call) for call in answer.calls]
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _FINISH[answer.finish]}
+    return {**_head(answer.id, request, "chat.completion"), "choices": [choice], "usage": _usage(answer)}
 
 
 class _Writer:
@@ -136,3 +127,7 @@ def _tools(body: Mapping[str, Any]) -> Iterator[ToolSpec]:
         function = tool.get("function") or tool.get("custom")
         if isinstance(function, dict):
             yield tool_spec(function, free="custom" in tool)
+
+
+CHAT = Wire(read=_read, whole=_whole, writer=_Writer)
+"""Chat completions, as OpenAI's clients speak them."""

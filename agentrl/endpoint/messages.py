@@ -14,6 +14,7 @@ from agentrl.endpoint.wire import (
     Event,
     Item,
     Request,
+    Wire,
     fields,
     marked_parts,
     objects,
@@ -27,73 +28,64 @@ from agentrl.endpoint.wire import (
 _KINDS = {400: "invalid_request_error", 401: "authentication_error", 404: "not_found_error", 413: "request_too_large"}
 
 
-class Messages:
-    """Messages, as Anthropic's clients and Claude Code speak them."""
+def _read(body: Mapping[str, Any]) -> Request:
+    """Read a request; a system message may stand anywhere."""
+    system, image = text_parts(body.get("system"))
+    items = [Item(role="system", texts=system)] if system else []
+    for message in objects(body.get("messages"), "messages"):
+        role = message.get("role")
+        if role not in ("system", "user", "assistant"):
+            raise BadRequestError(f"messages has the role {str(role)[:40]!r}: use user, assistant or system")
+        content = message.get("content")
+        blocks = objects([{"type": "text", "text": content}] if isinstance(content, str) else content, "content")
+        read = [_assistant(blocks)] if role == "assistant" else list(_others(role, blocks))
+        items += read
+        image = image or any(IMAGE in item.texts for item in read)
+    described = objects(body.get("tools"), "tools")
+    # What a server would run itself has a type with a date, and no schema.
+    own = [tool for tool in described if "input_schema" in tool or tool.get("type") in (None, "custom")]
+    hosted = [f"tool {tool.get('type')}"[:40] for tool in described if tool not in own]
+    choice = fields(body.get("tool_choice"))
+    must = {"any": True, "tool": str(choice.get("name", ""))}.get(str(choice.get("type")), False)
+    ignored = unlike(body, {"temperature": 1, "top_p": 1, "top_k": None})
+    return Request(
+        items=tuple(items),
+        tools=() if choice.get("type") == "none" else tuple(map(tool_spec, own)),
+        model=str(body.get("model", "")),
+        max_tokens=read_limit(body.get("max_tokens")),
+        stop=read_stop(body.get("stop_sequences")),
+        stream=bool(body.get("stream")),
+        must_call=must,
+        ignored=(*ignored, *hosted, *(["images"] if image else [])),
+        body=body,
+    )
 
-    @staticmethod
-    def read(body: Mapping[str, Any]) -> Request:
-        """Read a request; a system message may stand anywhere."""
-        system, image = text_parts(body.get("system"))
-        items = [Item(role="system", texts=system)] if system else []
-        for message in objects(body.get("messages"), "messages"):
-            role = message.get("role")
-            if role not in ("system", "user", "assistant"):
-                raise BadRequestError(f"messages has the role {str(role)[:40]!r}: use user, assistant or system")
-            content = message.get("content")
-            blocks = objects([{"type": "text", "text": content}] if isinstance(content, str) else content, "content")
-            read = [_assistant(blocks)] if role == "assistant" else list(_others(role, blocks))
-            items += read
-            image = image or any(IMAGE in item.texts for item in read)
-        described = objects(body.get("tools"), "tools")
-        # What a server would run itself has a type with a date, and no schema.
-        own = [tool for tool in described if "input_schema" in tool or tool.get("type") in (None, "custom")]
-        hosted = [f"tool {tool.get('type')}"[:40] for tool in described if tool not in own]
-        choice = fields(body.get("tool_choice"))
-        must = {"any": True, "tool": str(choice.get("name", ""))}.get(str(choice.get("type")), False)
-        ignored = unlike(body, {"temperature": 1, "top_p": 1, "top_k": None})
-        return Request(
-            items=tuple(items),
-            tools=() if choice.get("type") == "none" else tuple(map(tool_spec, own)),
-            model=str(body.get("model", "")),
-            max_tokens=read_limit(body.get("max_tokens")),
-            stop=read_stop(body.get("stop_sequences")),
-            stream=bool(body.get("stream")),
-            must_call=must,
-            ignored=(*ignored, *hosted, *(["images"] if image else [])),
-            body=body,
-        )
 
-    @staticmethod
-    def fit(answer: Answer, request: Request) -> Answer:
-        """Write calls whose arguments are no object into the text, where arguments are sent as values."""
-        bad = [call for call in answer.calls if _value(call) is None]
-        if request.stream or not bad:
-            return answer
-        text = "\n".join(filter(None, [answer.text, *(f"{call.name} {call.arguments}" for call in bad)]))
-        calls = tuple(call for call in answer.calls if call not in bad)
-        return replace(
-            answer, text=text, calls=calls, finish="stop" if answer.finish == "calls" and not calls else answer.finish
-        )
+def _fit(answer: Answer, request: Request) -> Answer:
+    """Write calls whose arguments are no object into the text, where arguments are sent as values."""
+    bad = [call for call in answer.calls if _value(call) is None]
+    if request.stream or not bad:
+        return answer
+    text = "\n".join(filter(None, [answer.text, *(f"{call.name} {call.arguments}" for call in bad)]))
+    calls = tuple(call for call in answer.calls if call not in bad)
+    return replace(
+        answer, text=text, calls=calls, finish="stop" if answer.finish == "calls" and not calls else answer.finish
+    )
 
-    @staticmethod
-    def whole(answer: Answer, request: Request) -> Mapping[str, Any]:
-        """Write an answer as one body."""
-        blocks = [_thinking(answer.thinking, answer.id)] if answer.thinking else []
-        blocks += [{"type": "text", "text": answer.text}] if answer.text or not answer.calls else []
-        blocks += [{**_call(call), "input": _value(call)} for call in answer.calls]
-        return {**_head(answer.id, request), "content": blocks, **_stop(answer), "usage": _usage(answer)}
 
-    @staticmethod
-    def writer(answer_id: str, request: Request) -> "_Writer":
-        """Return what writes an answer as a stream."""
-        return _Writer(answer_id, request)
+def _whole(answer: Answer, request: Request) -> Mapping[str, Any]:
+    """Write an answer as one body."""
+    blocks = [_thinking(answer.thinking, answer.id)] if answer.thinking else []
+    blocks += [{"type": "text", "text": answer.text}] if answer.text or not answer.calls else []
+    blocks += [{**_call(call), "input": _value(call)} for call in answer.calls]
+    return {**_head(answer.id, request), "content": blocks, **_stop(answer), "usage": _usage(answer)}
 
-    @staticmethod
-    def error(status: int, message: str, *, too_long: bool = False) -> Mapping[str, Any]:
-        """Write an error."""
-        # Claude Code compacts its history where it reads these words.
-        text = f"prompt is too long: {message}" if too_long else message
-        return {"type": "error", "error": {"type": _KINDS.get(status, "api_error"), "message": text}}
+
+def _error(status: int, message: str, *, too_long: bool = False) -> Mapping[str, Any]:
+    """Write an error."""
+    # Claude Code compacts its history where it reads these words.
+    text = f"prompt is too long: {message}" if too_long else message
+    return {"type": "error", "error": {"type": _KINDS.get(status, "api_error"), "message": text}}
 
 
 class _Writer:
@@ -208,3 +200,7 @@ def _others(role: Any, blocks: list[dict[str, Any]]) -> Iterator[Item]:
         if block.get("type") == "tool_result":
             texts, _ = marked_parts(block.get("content"))
             yield Item(role="tool", texts=texts, call_id=str(block.get("tool_use_id", "")))
+
+
+MESSAGES = Wire(read=_read, whole=_whole, writer=_Writer, fit=_fit, error=_error)
+"""Messages, as Anthropic's clients and Claude Code speak them."""

@@ -11,9 +11,9 @@ from agentrl.endpoint.wire import (
     Call,
     Event,
     Item,
-    OpenAIWire,
     Request,
     ToolSpec,
+    Wire,
     marked_parts,
     objects,
     read_limit,
@@ -26,54 +26,45 @@ _OUTPUTS = ("function_call_output", "custom_tool_call_output", "local_shell_call
 _CALLS = ("function_call", "custom_tool_call")
 
 
-class Responses(OpenAIWire):
-    """Responses, as OpenAI's newer clients and Codex speak them."""
+def _read(body: Mapping[str, Any]) -> Request:
+    """Read a request; ``input`` holds the complete history."""
+    entries = body.get("input")
+    items = list[Item]()
+    if body.get("instructions"):
+        items.append(Item(role="system", texts=text_parts(body["instructions"])[0]))
+    if isinstance(entries, str):
+        items.append(Item(role="user", texts=text_parts(entries)[0]))
+        entries = None
+    images = False
+    for entry in objects(entries, "input"):
+        item, image = _item(entry)
+        images = images or image
+        if item is None:
+            continue
+        # A turn comes as several entries: its thinking, its texts and its calls.
+        if item.role == "assistant" and items and items[-1].role == "assistant":
+            item = _joined(items.pop(), item)
+        items.append(item)
+    tools, hosted = _tools(objects(body.get("tools"), "tools"))
+    choice = body.get("tool_choice")
+    ignored = unlike(body, {"temperature": 1, "top_p": 1, "truncation": "disabled", "background": False})
+    return Request(
+        items=tuple(items),
+        tools=() if choice == "none" else tuple(tools),
+        model=str(body.get("model", "")),
+        max_tokens=read_limit(body.get("max_output_tokens")),
+        previous=str(body.get("previous_response_id") or "").removeprefix("resp_"),
+        instructed=bool(body.get("instructions")),
+        stream=bool(body.get("stream")),
+        must_call=str(choice.get("name", "")) or True if isinstance(choice, dict) else choice == "required",
+        ignored=(*ignored, *hosted, *(["images"] if images else [])),
+        body=body,
+    )
 
-    @staticmethod
-    def read(body: Mapping[str, Any]) -> Request:
-        """Read a request; ``input`` holds the complete history."""
-        entries = body.get("input")
-        items = list[Item]()
-        if body.get("instructions"):
-            items.append(Item(role="system", texts=text_parts(body["instructions"])[0]))
-        if isinstance(entries, str):
-            items.append(Item(role="user", texts=text_parts(entries)[0]))
-            entries = None
-        images = False
-        for entry in objects(entries, "input"):
-            item, image = _item(entry)
-            images = images or image
-            if item is None:
-                continue
-            # A turn comes as several entries: its thinking, its texts and its calls.
-            if item.role == "assistant" and items and items[-1].role == "assistant":
-                item = _joined(items.pop(), item)
-            items.append(item)
-        tools, hosted = _tools(objects(body.get("tools"), "tools"))
-        choice = body.get("tool_choice")
-        ignored = unlike(body, {"temperature": 1, "top_p": 1, "truncation": "disabled", "background": False})
-        return Request(
-            items=tuple(items),
-            tools=() if choice == "none" else tuple(tools),
-            model=str(body.get("model", "")),
-            max_tokens=read_limit(body.get("max_output_tokens")),
-            previous=str(body.get("previous_response_id") or "").removeprefix("resp_"),
-            instructed=bool(body.get("instructions")),
-            stream=bool(body.get("stream")),
-            must_call=str(choice.get("name", "")) or True if isinstance(choice, dict) else choice == "required",
-            ignored=(*ignored, *hosted, *(["images"] if images else [])),
-            body=body,
-        )
 
-    @staticmethod
-    def whole(answer: Answer, request: Request) -> Mapping[str, Any]:
-        """Write an answer as one body."""
-        return _object(answer.id, request, [item for item, _ in _output(answer)], answer.usage)
-
-    @staticmethod
-    def writer(answer_id: str, request: Request) -> "_Writer":
-        """Return what writes an answer as a stream."""
-        return _Writer(answer_id, request)
+def _whole(answer: Answer, request: Request) -> Mapping[str, Any]:
+    """Write an answer as one body."""
+    return _object(answer.id, request, [item for item, _ in _output(answer)], answer.usage)
 
 
 class _Writer:
@@ -252,3 +243,7 @@ def _tools(described: Sequence[Mapping[str, Any]], namespace: str = "") -> tuple
         else:
             hosted.append(f"tool {kind}"[:40])
     return tools, hosted
+
+
+RESPONSES = Wire(read=_read, whole=_whole, writer=_Writer)
+"""Responses, as OpenAI's newer clients and Codex speak them."""

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
-from agentrl.endpoint.chat import Chat
+from agentrl.endpoint.chat import CHAT
 from agentrl.endpoint.desk import Desk
-from agentrl.endpoint.messages import Messages
-from agentrl.endpoint.responses import Responses
+from agentrl.endpoint.messages import MESSAGES
+from agentrl.endpoint.responses import RESPONSES
 from agentrl.endpoint.session import Options, Session
 from agentrl.endpoint.wire import BadRequestError, ClientGoneError, Event, Wire, writable
 from agentrl.errors import RenderError, TokenLimitError, UsageError
@@ -25,7 +25,7 @@ Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 SendMessage: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-_WIRES: Mapping[str, type[Wire]] = {"chat/completions": Chat, "responses": Responses, "messages": Messages}
+_WIRES: Mapping[str, Wire] = {"chat/completions": CHAT, "responses": RESPONSES, "messages": MESSAGES}
 _COUNT = "messages/count_tokens"
 _MODELS = "models"
 _CLOSE_S = 5.0
@@ -188,7 +188,7 @@ class Endpoint:
         if self.desk is not None and path.startswith("/sessions"):
             return await self._at_desk(self.desk, method, path, headers, receive, reply)
         name, rest = _split(path)
-        wire = _WIRES.get("messages" if rest == _COUNT else rest, Chat)
+        wire = _WIRES.get("messages" if rest == _COUNT else rest, CHAT)
         ticket = self._ticket(name, headers)
         if ticket is None:
             return await reply.status(401, wire.error(401, "this key opens no session"))
@@ -220,9 +220,9 @@ class Endpoint:
         """Hand out a session, or take its end."""
         name = path.removeprefix("/sessions").strip("/")
         if not (desk.opens(_key(headers)) if not name else self._ticket(name, headers)):
-            return await reply.status(401, Chat.error(401, "this key opens nothing here"))
+            return await reply.status(401, CHAT.error(401, "this key opens nothing here"))
         if method != "POST":
-            return await reply.status(404, Chat.error(404, f"there is no {method} here"))
+            return await reply.status(404, CHAT.error(404, f"there is no {method} here"))
 
         async def hand_out() -> None:
             task = await desk.take()
@@ -237,13 +237,13 @@ class Endpoint:
         except ClientGoneError:
             return None
         except (BadRequestError, _TooLargeError) as error:
-            return await reply.status(400, Chat.error(400, str(error)))
+            return await reply.status(400, CHAT.error(400, str(error)))
         return None
 
     async def _post(
         self,
         ticket: Ticket,
-        wire: type[Wire],
+        wire: Wire,
         rest: str,
         headers: Mapping[str, str],
         receive: Receive,

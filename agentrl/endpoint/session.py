@@ -95,7 +95,7 @@ class Session:
         self._thinks = policy.opens_thinking
         self._answers = 0
 
-    async def answer(self, wire: type[Wire], request: Request, headers: Mapping[str, str], reply: Reply) -> Answer:
+    async def answer(self, wire: Wire, request: Request, headers: Mapping[str, str], reply: Reply) -> Answer:
         """Answer a request by a turn of the policy, which is recorded once it is sent.
 
         Args:
@@ -147,7 +147,7 @@ class Session:
 
     async def _sample(
         self,
-        wire: type[Wire],
+        wire: Wire,
         request: Request,
         kind: Kind,
         dialect: Dialect,

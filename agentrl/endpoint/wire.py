@@ -1,7 +1,7 @@
 """What the three protocols of model servers have in common: a request as it was read, and an answer to be written."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, cast
 
@@ -168,53 +168,27 @@ class Writer(Protocol):
         ...
 
 
-class Wire(Protocol):
+def openai_error(status: int, message: str, *, too_long: bool = False) -> Mapping[str, Any]:
+    """Write an error as both of OpenAI's protocols do."""
+    kind = "server_error" if status >= 500 else "invalid_request_error"
+    code = "context_length_exceeded" if too_long else None
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wire:
     """A protocol."""
 
-    @staticmethod
-    def read(body: Mapping[str, Any]) -> Request:
-        """Read a request.
-
-        Raises:
-            BadRequestError: the body is no request of this protocol.
-        """
-        ...
-
-    @staticmethod
-    def fit(answer: Answer, request: Request) -> Answer:
-        """Return the answer as the protocol can carry it."""
-        ...
-
-    @staticmethod
-    def whole(answer: Answer, request: Request) -> Mapping[str, Any]:
-        """Write an answer as one body."""
-        ...
-
-    @staticmethod
-    def writer(answer_id: str, request: Request) -> Writer:
-        """Return what writes an answer as a stream."""
-        ...
-
-    @staticmethod
-    def error(status: int, message: str, *, too_long: bool = False) -> Mapping[str, Any]:
-        """Write an error; ``too_long`` where the history leaves no room for an answer."""
-        ...
-
-
-class OpenAIWire:
-    """What both of OpenAI's protocols share."""
-
-    @staticmethod
-    def fit(answer: Answer, request: Request) -> Answer:
-        """Return the answer: every call can be sent."""
-        return answer
-
-    @staticmethod
-    def error(status: int, message: str, *, too_long: bool = False) -> Mapping[str, Any]:
-        """Write an error."""
-        kind = "server_error" if status >= 500 else "invalid_request_error"
-        code = "context_length_exceeded" if too_long else None
-        return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+    read: Callable[[Mapping[str, Any]], Request]
+    """Reads a request; raises a ``BadRequestError`` where the body is none of this protocol."""
+    whole: Callable[[Answer, Request], Mapping[str, Any]]
+    """Writes an answer as one body."""
+    writer: Callable[[str, Request], Writer]
+    """Returns what writes the answer of an id as a stream."""
+    fit: Callable[[Answer, Request], Answer] = lambda answer, _: answer
+    """Returns the answer as the protocol can carry it; OpenAI's can send every call."""
+    error: Callable[..., Mapping[str, Any]] = openai_error
+    """Writes an error, as :func:`openai_error` does; ``too_long`` where the history leaves no room for an answer."""
 
 
 def objects(value: object, name: str) -> list[dict[str, Any]]:

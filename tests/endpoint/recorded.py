@@ -12,9 +12,9 @@ from typing import Any
 
 import zstandard
 
-from agentrl.endpoint.chat import Chat
-from agentrl.endpoint.messages import Messages
-from agentrl.endpoint.responses import Responses
+from agentrl.endpoint.chat import CHAT
+from agentrl.endpoint.messages import MESSAGES
+from agentrl.endpoint.responses import RESPONSES
 from agentrl.endpoint.session import Session
 from agentrl.endpoint.turns import value_of
 from agentrl.endpoint.wire import Answer, Call, ClientGoneError, Event, Wire
@@ -22,7 +22,7 @@ from agentrl.engines.scripted import ScriptedEngine
 from agentrl.render.renderer import Renderer
 from agentrl.rollout.policy import Policy
 
-WIRES: Mapping[str, type[Wire]] = {"completions": Chat, "responses": Responses, "messages": Messages}
+WIRES: Mapping[str, Wire] = {"completions": CHAT, "responses": RESPONSES, "messages": MESSAGES}
 FOLDER = Path(__file__).with_name("recordings")
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.endpoint.chat import Chat
+from agentrl.endpoint.chat import CHAT
 from agentrl.endpoint.server import Endpoint, ServerLimits
 from agentrl.endpoint.session import Session
 from agentrl.engines.base import Completion, Sampling
@@ -338,11 +338,11 @@ async def test_an_answer_on_its_way_is_built_upon(renderer: Renderer) -> None:
     class Early(Reply):
         async def body(self, body: Any) -> None:
             history = [{"role": "user", "content": "?"}, *read("chat", body).items, {"role": "user", "content": "And?"}]
-            request = Chat.read(ask("chat", history))
-            asking.append(asyncio.create_task(session.answer(Chat, request, {}, Reply())))
+            request = CHAT.read(ask("chat", history))
+            asking.append(asyncio.create_task(session.answer(CHAT, request, {}, Reply())))
             await asyncio.sleep(0.01)
 
-    await session.answer(Chat, Chat.read(ask("chat", "?")), {}, Early())
+    await session.answer(CHAT, CHAT.read(ask("chat", "?")), {}, Early())
     await asking[0]
     assert not +policy.forks and len(policy.rows()) == 1 and len(policy.rewards) == 2
 

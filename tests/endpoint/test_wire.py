@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.endpoint import speech
-from agentrl.endpoint.chat import Chat
-from agentrl.endpoint.messages import Messages
-from agentrl.endpoint.responses import Responses
+from agentrl.endpoint.chat import CHAT
+from agentrl.endpoint.messages import MESSAGES
+from agentrl.endpoint.responses import RESPONSES
 from agentrl.endpoint.session import Options, Session
 from agentrl.endpoint.turns import OwnTurn, OwnTurns
 from agentrl.endpoint.wire import Answer, Call, Item, Wire
@@ -26,7 +26,7 @@ from .client import PATHS, Answered, Body, ask, read, read_stream, result
 from .conftest import Serve, recorded, scripted
 from .recorded import Reply
 
-WIRES: dict[str, type[Wire]] = {"chat": Chat, "responses": Responses, "messages": Messages}
+WIRES: dict[str, Wire] = {"chat": CHAT, "responses": RESPONSES, "messages": MESSAGES}
 WAYS = pytest.mark.parametrize(("protocol", "stream"), [*product(PATHS, (False, True))])
 STOPS = {"chat": "stop", "responses": "completed", "messages": "end_turn"}
 CALLED = {"chat": "tool_calls", "responses": "completed", "messages": "tool_use"}
