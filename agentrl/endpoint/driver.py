@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any
 
 from agentrl.endpoint.desk import Desk
 from agentrl.endpoint.server import Endpoint, Ticket
@@ -98,19 +98,6 @@ class EndpointDriver(ABC):
         Raises:
             SandboxError: the sandbox failed.
         """
-
-
-class HasContainer(Protocol):
-    """An environment whose episodes have a container, in which an agent can run."""
-
-    agent_mounts: tuple[tuple[str, str], ...]
-    """Folders and sockets of this machine, and where the container has them, read-only."""
-
-    def run_agent(
-        self, command: Sequence[str], *, port: int, env: Mapping[str, str], files: Mapping[str, bytes], seconds: float
-    ) -> AgentRun:
-        """Run an agent in the episode's container."""
-        ...
 
 
 class AgentDriver(EndpointDriver):
@@ -198,8 +185,8 @@ class AgentDriver(EndpointDriver):
             if self._packages:
                 variables = {"PYTHONPATH": _PACKAGES, **variables}
             command = ["python3" if word == "{python}" else word for word in command]
-            options = {"port": port, "env": variables, "files": files, "seconds": self._seconds}
-            return await policy.run(_with_container(env).run_agent, command, **options)
+            run_agent = _with_container(env).run_agent
+            return await policy.run(run_agent, command, port=port, env=variables, files=files, seconds=self._seconds)
         process = AgentProcess(
             command,
             hole=endpoint.path,
@@ -269,13 +256,20 @@ class ServeDriver(EndpointDriver):
         return await endpoint.desk.offer(ticket.name, task, self._seconds)
 
 
-def _with_container(env: ToolEnv) -> HasContainer:
+def _with_container(env: ToolEnv) -> Any:
+    """Return an environment whose episodes have a container, in which its ``run_agent`` runs a command.
+
+    What its ``agent_mounts`` name is mounted there, read-only: paths of this machine, each with its path there.
+
+    Raises:
+        ConfigError: it has none.
+    """
     if not hasattr(env, "run_agent"):
         raise ConfigError(
             f"rollout.driver.options.in_container runs the agent in the environment's container, and "
             f"{type(env).__name__} has none: take it out"
         )
-    return cast(HasContainer, env)
+    return env
 
 
 def _given(env: ToolEnv) -> Mapping[str, bytes]:

@@ -6,9 +6,8 @@ import hmac
 import json
 import secrets
 import socket
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
@@ -48,7 +47,7 @@ class ServerLimits:
     """Longest time for an answer."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Ticket:
     """What an agent needs to reach its session."""
 
@@ -58,6 +57,10 @@ class Ticket:
     """The API key, by which alone the session can be reached too."""
     session: Session
     """The conversations."""
+    asked: int = 0
+    """How many requests there were."""
+    running: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
+    """Those that are being answered."""
 
 
 class Endpoint:
@@ -86,7 +89,6 @@ class Endpoint:
         """Where it listens on the loopback interface, once it has started."""
         self._port, self._options, self._limits = port, options, limits or ServerLimits()
         self._tickets = dict[str, Ticket]()
-        self._asked, self._running = Counter[str](), dict[str, set[asyncio.Task[Any]]]()
         self._server: Any = None
         self._serving: asyncio.Task[None] | None = None
         self._starting = asyncio.Lock()
@@ -164,19 +166,16 @@ class Endpoint:
         session = Session(policy, dialect, f"{seed:016x}", self._options)
         ticket = Ticket(name=secrets.token_hex(8), key=f"sk-{secrets.token_urlsafe(32)}", session=session)
         self._tickets[ticket.name] = ticket
-        self._running[ticket.name] = set()
         return ticket
 
     async def close(self, ticket: Ticket) -> None:
         """Close a session: its key is a stranger's from now on, and what is being sampled for it ends."""
         self._tickets.pop(ticket.name, None)
-        self._asked.pop(ticket.name, None)
-        running = self._running.pop(ticket.name, set())
-        for task in running:
+        for task in ticket.running:
             task.cancel()
-        if running:
+        if ticket.running:
             # A client that reads nothing holds its answer up.
-            await asyncio.wait(running, timeout=_CLOSE_S)
+            await asyncio.wait(ticket.running, timeout=_CLOSE_S)
 
     async def _app(self, scope: Scope, receive: Receive, send: SendMessage) -> None:
         method, path = str(scope["method"]), str(scope["path"])
@@ -197,15 +196,14 @@ class Endpoint:
             return await reply.status(200, {"object": "list", "data": [model], "has_more": False})
         if method != "POST" or (rest not in _WIRES and rest != _COUNT):
             return await reply.status(404, wire.error(404, f"there is no {method} {rest[:60]} here"))
-        running = self._running[ticket.name]
-        if self._asked[ticket.name] >= self._limits.requests or len(running) >= self._limits.parallel:
+        if ticket.asked >= self._limits.requests or len(ticket.running) >= self._limits.parallel:
             return await reply.status(400, wire.error(400, "this session has asked for too much"))
-        self._asked[ticket.name] += 1
-        running.add(task := cast(asyncio.Task[Any], asyncio.current_task()))
+        ticket.asked += 1
+        ticket.running.add(task := cast(asyncio.Task[Any], asyncio.current_task()))
         try:
             await self._post(ticket, wire, rest, headers, receive, reply)
         finally:
-            running.discard(task)
+            ticket.running.discard(task)
         return None
 
     def _ticket(self, name: str, headers: Mapping[str, str]) -> Ticket | None:
@@ -236,7 +234,7 @@ class Endpoint:
             await _unless_gone(receive, reply, hand_out())
         except ClientGoneError:
             return None
-        except (BadRequestError, _TooLargeError) as error:
+        except BadRequestError as error:
             return await reply.status(400, CHAT.error(400, str(error)))
         return None
 
@@ -258,12 +256,11 @@ class Endpoint:
                 await _unless_gone(receive, reply, session.answer(wire, request, headers, reply))
         except ClientGoneError:
             session.counts["never delivered"] += 1
-        except _TooLargeError as error:
-            await reply.status(413, wire.error(413, str(error)))
         except TokenLimitError as error:
             await reply.status(400, wire.error(400, str(error), too_long=True))
         except (BadRequestError, RenderError) as error:
-            await reply.status(400, wire.error(400, str(error)))
+            status = 413 if isinstance(error, _TooLargeError) else 400
+            await reply.status(status, wire.error(status, str(error)))
         except TimeoutError:
             await reply.status(503, wire.error(503, "the answer took too long"))
         except Exception as error:
@@ -277,7 +274,7 @@ class Endpoint:
         return None
 
 
-class _TooLargeError(UsageError):
+class _TooLargeError(BadRequestError):
     """A body exceeds the limit."""
 
 

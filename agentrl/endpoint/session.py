@@ -168,7 +168,18 @@ class Session:
         async def deliver(sampled: Sampled) -> None:
             attempt.sampled.set()
             text = f"{_THINK if self._thinks else ''}{speech.cut(str(sampled.text))}"
-            answer = wire.fit(_answer(dialect, text, speech.stopped_by, sampled, tools, turn_id), request)
+            spoken = read_turn(dialect, text)
+            calls = tuple(calls_of(spoken, tools, turn_id))
+            answer = Answer(
+                id=turn_id,
+                thinking=spoken.thinking,
+                text=spoken.text,
+                calls=calls,
+                finish="length" if sampled.cut else "calls" if calls else "stop",
+                stopped_by=speech.stopped_by,
+                usage=(sampled.prompt_tokens, sampled.tokens),
+            )
+            answer = wire.fit(answer, request)
             delivered.append(await speech.end(answer, lambda answer: wire.whole(answer, request)))
 
         try:
@@ -292,27 +303,6 @@ def _append(messages: list[Message], role: Literal["system", "user", "assistant"
         messages[-1] = Message(role=role, content=f"{messages[-1]['content']}\n\n{content}")
     else:
         messages.append(Message(role=role, content=content))
-
-
-def _answer(
-    dialect: Dialect,
-    text: str,
-    stopped_by: str | None,
-    sampled: Sampled,
-    tools: Mapping[str, ToolSpec],
-    turn_id: str,
-) -> Answer:
-    spoken = read_turn(dialect, text)
-    calls = tuple(calls_of(spoken, tools, turn_id))
-    return Answer(
-        id=turn_id,
-        thinking=spoken.thinking,
-        text=spoken.text,
-        calls=calls,
-        finish="length" if sampled.cut else "calls" if calls else "stop",
-        stopped_by=stopped_by,
-        usage=(sampled.prompt_tokens, sampled.tokens),
-    )
 
 
 def _written(item: Item, dialect: Dialect) -> str:

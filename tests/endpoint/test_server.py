@@ -354,7 +354,7 @@ async def test_a_slow_client_holds_up_no_closing(serve: Serve) -> None:
         _, writer = await asyncio.open_connection(host, int(port), limit=1)
         head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nx-api-key: {at.ticket.key}\r\n"
         writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body[:-1])
-        await until(lambda: at.endpoint._running[at.ticket.name])
+        await until(lambda: at.ticket.running)
         await at.endpoint.close(at.ticket)
         writer.close()
         assert not at.policy.rewards
