@@ -125,7 +125,7 @@ def compare(a: Path, b: Path) -> Comparison:
 
 
 def paired(a: Sequence[Record], b: Sequence[Record]) -> list[Pair]:
-    """Pair episodes by task and, within a task, by attempt; else by seed where both have the same; else by order.
+    """Pair episodes by task and, within a task, in the order of attempts, or of seeds where no attempt is recorded.
 
     Raises:
         UsageError: the tasks are not the same, or not as often.
@@ -144,7 +144,8 @@ def paired(a: Sequence[Record], b: Sequence[Record]) -> list[Pair]:
         if len(left) != len(right):
             counts = f"{len(left)} episodes of task {key[1]!r} and B {len(right)}"
             raise UsageError(f"A has {counts}: evaluate both with the same number of attempts, to the end")
-        pairs += zip(*_in_order(left, right), strict=True)
+        # Episodes are written as they end, so their order in a file says little.
+        pairs += zip(*(sorted(side, key=_attempt) for side in (left, right)), strict=True)
     # Equal task ids of two environments may be different tasks: only equal prompts show that they are not.
     if not several and a[0].origin.env_id != b[0].origin.env_id and all(_prompt("user", *pair) for pair in pairs):
         ids = f"{a[0].origin.env_id!r} and {b[0].origin.env_id!r}"
@@ -229,13 +230,8 @@ def _by_task(records: Iterable[Record], several: bool) -> dict[tuple[str, str], 
     return by_task
 
 
-def _in_order(a: Sequence[Record], b: Sequence[Record]) -> Sequence[Sequence[Record]]:
-    seed: Callable[[Record], int] = lambda record: record.trajectory.seed
-    if None not in (record.trajectory.attempt for record in (*a, *b)):
-        return [sorted(side, key=lambda record: record.trajectory.attempt or 0) for side in (a, b)]
-    # Episodes are written as they end, so their order says little: equal seeds say which belong together.
-    in_seeds = [sorted(side, key=seed) for side in (a, b)]
-    return in_seeds if [*map(seed, in_seeds[0])] == [*map(seed, in_seeds[1])] else [a, b]
+def _attempt(record: Record) -> tuple[int, int]:
+    return record.trajectory.attempt or 0, record.trajectory.seed
 
 
 def _contrast(pairs: Sequence[Pair]) -> Contrast:

@@ -44,13 +44,13 @@ def test_flips_come_with_the_token_where_they_part(tmp_path: Path) -> None:
     assert not result.differences
 
 
-def test_attempts_are_paired_by_seed_where_both_have_them_and_else_in_order(tmp_path: Path) -> None:
+def test_episodes_of_a_task_are_paired_in_the_order_of_their_seeds(tmp_path: Path) -> None:
     def of(name: str, *seeds: int) -> Path:
         return save(tmp_path / name, *(play(1, str(seed), seed=seed) for seed in seeds))
 
     a, b, c = load(of("a.jsonl", 3, 1, 2)), load(of("b.jsonl", 2, 3, 1)), load(of("c.jsonl", 9, 8, 1))
     seeds = [[(left.trajectory.seed, other.trajectory.seed) for left, other in paired(a, side)] for side in (b, c)]
-    assert seeds == [[(1, 1), (2, 2), (3, 3)], [(3, 9), (1, 8), (2, 1)]]
+    assert seeds == [[(1, 1), (2, 2), (3, 3)], [(1, 1), (2, 8), (3, 9)]]
 
 
 def test_a_prompt_that_changed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
