@@ -1,7 +1,7 @@
 """``agentrl compare``: pair the episodes of two agents, and find where and why they differ."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from operator import itemgetter
@@ -284,7 +284,7 @@ def _differences(pairs: Sequence[Pair]) -> Iterator[Difference]:
 
 
 def _of_episodes(pairs: Sequence[Pair]) -> Iterator[Difference]:
-    """Yield the differences that only the episodes show: their prompts, tokens and verdicts."""
+    """Yield the differences that only the episodes show: their prompts and verdicts."""
     for role in ("system", "user"):
         differing = [texts for pair in pairs if (texts := _prompt(role, *pair))]
         if differing:
@@ -292,22 +292,12 @@ def _of_episodes(pairs: Sequence[Pair]) -> Iterator[Difference]:
             a, b = (repr(text[start : start + _AROUND]) for text in differing[0])
             name = f"{role} message, in {len(differing)} of {len(pairs)} episodes"
             yield Difference(room="prompt", name=name, a=a, b=b)
-    tokens = [pair for pair in pairs if _differ_in_tokens(*pair)]
-    if tokens:
-        ids = [f"{len(record.trajectory.segments[0].token_ids)} tokens" for record in tokens[0]]
-        name = f"tokens of one text (chat template or tokenizer), in {len(tokens)} of {len(pairs)} episodes"
-        yield Difference(room="prompt", name=name, a=ids[0], b=ids[1])
     # Equal tokens with different outcomes can only come from the grader.
     judged = [pair for pair in pairs if pair[0].won != pair[1].won and parting(*pair) is None]
     if judged:
         texts = ["won" if record.won else "lost" for record in judged[0]]
         name = f"verdict on the very same tokens, in {len(judged)} of {len(pairs)} episodes"
         yield Difference(room="grader", name=name, a=texts[0], b=texts[1])
-
-
-def _differ_in_tokens(a: Record, b: Record) -> bool:
-    same = a.trajectory.segments[0].token_ids == b.trajectory.segments[0].token_ids
-    return not same and not any(_prompt(role, a, b) for role in ("system", "user"))
 
 
 def _prompt(role: str, a: Record, b: Record) -> tuple[str, str] | None:
