@@ -55,7 +55,7 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
     how.add_argument("--greedy", action="store_true", help="take the most probable token")
     how.add_argument("--temperature", type=float, help="sample at this temperature")
     command.add_argument("--seed", type=int, default=0, help="seed of sampling (default: 0)")
-    command.add_argument("--out", type=Path, help="a folder for the episodes, the summary and the report")
+    command.add_argument("--out", type=Path, help="a folder for the episodes and the summary")
     command.add_argument("--force", action="store_true", help="evaluate in another dialect than that of training")
     command.add_argument("--json", action="store_true", help="write the result as JSON")
     command.add_argument("--engine", help="engine: transformers, vllm, or openai for a server")

@@ -11,7 +11,7 @@ from agentrl.config import Config
 from agentrl.engines.base import Sampling
 from agentrl.errors import UsageError
 from agentrl.eval.request import EvalRequest, check_dialect, read_settings
-from agentrl.eval.results import SetResult, write_results
+from agentrl.eval.results import SetResult, write_summary
 from agentrl.eval.sets import make_sets
 from agentrl.eval.table import plan_episodes, play_tasks
 from agentrl.eval.target import Agent, for_messages, make_agent, tokenizer_of
@@ -87,7 +87,7 @@ def run(request: EvalRequest, display: Display) -> list[SetResult]:
             about: dict[str, object] = {"target": request.path or agent.weights, "weights": agent.weights}
             about |= {"engine": config.engine.name, "seed": request.seed, "settings": played_with}
             notes = {"notes": list(agent.notes)} if agent.notes else {}
-            write_results(request.out, results, about | notes | {"versions": versions_of(_PACKAGES)})
+            write_summary(request.out, results, about | notes | {"versions": versions_of(_PACKAGES)})
         return results
 
 
