@@ -68,9 +68,8 @@ def _add_arguments(command: argparse.ArgumentParser) -> None:
 
 def _eval(arguments: argparse.Namespace) -> int:
     from agentrl.engines import missing_package
-    from agentrl.eval.request import EvalRequest, check_dialect, read_settings
+    from agentrl.eval.request import EvalRequest, read_settings
     from agentrl.eval.sets import make_sets
-    from agentrl.toolenv.dialects import NATIVE
 
     names = ("path", "config", "preset", "seed", "out", "force", "engine")
     chosen: dict[str, Any] = {name: getattr(arguments, name) for name in names}
@@ -78,13 +77,8 @@ def _eval(arguments: argparse.Namespace) -> int:
     overrides = tuple(_overrides(arguments))
     request = EvalRequest(**chosen, envs=tuple(arguments.envs), engine_options=options, overrides=overrides)
     config, _ = read_settings(request)
-    sets = make_sets(config, request.envs)
-    for settings in sets.values():
+    for settings in make_sets(config, request.envs).values():
         check_envs(settings)
-    envs = [env for settings in sets.values() for env in settings.env.played.values()]
-    # The native dialect of a model is known only when its tokenizer is loaded.
-    if dialects := {str(env.args["dialect"]) for env in envs if "dialect" in env.args} - {NATIVE}:
-        check_dialect(request, ", ".join(sorted(dialects)), names_only=True)
     if lacking := missing_package("engine", config.engine.name):
         raise ConfigError(lacking)
     load_torch()

@@ -89,15 +89,14 @@ def run_of(path: str) -> Path | None:
     return folder if path and (folder / "config.toml").is_file() else None
 
 
-def check_dialect(request: EvalRequest, label: str, *, names_only: bool = False) -> None:
+def check_dialect(request: EvalRequest, label: str) -> None:
     """Check that a run is evaluated in the dialect of its training.
 
     Where other environments are evaluated, only the dialects' names are compared: their tools differ anyway.
 
     Args:
         request: the arguments of ``agentrl eval``.
-        label: the dialects to evaluate in, by name, each with a hash of its texts and tools where that is known.
-        names_only: compare only the names, since the hashes are not known yet.
+        label: the dialects to evaluate in, by name, each with a hash of its texts and tools.
 
     Raises:
         UsageError: the dialects differ, and ``force`` is not set.
@@ -107,7 +106,7 @@ def check_dialect(request: EvalRequest, label: str, *, names_only: bool = False)
     if request.force or not trained:
         return
     names = [{part.split()[0] for part in text.split(", ")} for text in (label, trained)]
-    if not (names[0] <= names[1] if names_only or request.envs else label == trained):
+    if not (names[0] <= names[1] if request.envs else label == trained):
         raise UsageError(
             f"the run {str(run_path)!r} was trained in dialect {trained!r} and would be evaluated in {label!r}, which "
             "is another game: evaluate it with the dialect, tools and instructions of its training, or add --force"
