@@ -14,8 +14,9 @@ _SWEEP = """examples:
   agentrl sweep my.toml --set eval.every=5 --vary rollout.tasks+rollout.group_size=16+4,8+8 --tokens 30000
 
 Settings joined by + are varied together. Every run ends after the same number of sampled tokens. The table is printed,
-and written to sweep.html, with the learning curves; sweep.json has each run. A sweep can be stopped with Ctrl-C, or
-killed, at any moment, and the same command resumes it. The exit code is 0 if all runs are done, and 1 if some failed.
+and sweep.json has each run; agentrl view draws the learning curves of several run folders. A sweep can be stopped with
+Ctrl-C, or killed, at any moment, and the same command resumes it. The exit code is 0 if all runs are done, and 1 if
+some failed.
 """
 
 

@@ -3,13 +3,9 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from agentrl.errors import UsageError
 from agentrl.runs.files import replace
-
-if TYPE_CHECKING:
-    from agentrl.runs.report.charts import Chart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,19 +38,16 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return "\n".join([header, f"|{'---|' * len(head)}", *lines])
 
 
-def write_page(path: Path, title: str, sections: Iterable[Section], charts: "Sequence[Chart]" = ()) -> None:
-    """Write charts and sections as one file of HTML that loads nothing; its texts are escaped.
+def write_page(path: Path, title: str, sections: Iterable[Section]) -> None:
+    """Write sections as one file of HTML that loads nothing; its texts are escaped.
 
     Raises:
         UsageError: the file can't be written.
         ModuleNotFoundError: jinja2 is not installed.
     """
-    from markupsafe import Markup
+    from agentrl.runs.report.page import template
 
-    from agentrl.runs.report.page import charts_block, template
-
-    block = Markup(charts_block({"charts": charts})) if charts else ""
-    text = template("page.html", "agentrl.eval").render(title=title, sections=list(sections), charts=block)
+    text = template("page.html", "agentrl.eval").render(title=title, sections=list(sections))
     try:
         replace(path, text.encode())
     except OSError as error:

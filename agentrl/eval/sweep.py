@@ -18,11 +18,10 @@ from statistics import mean
 from agentrl.config import Config, load_config
 from agentrl.errors import ConfigError, Terminated, UsageError
 from agentrl.eval.intervals import wilson
-from agentrl.eval.pages import Section, markdown, write_page
+from agentrl.eval.pages import Section, markdown
 from agentrl.processes.parent import start_python
 from agentrl.runs.files import is_file, lock_folder, open_to_append, read, replace
 from agentrl.runs.folder import read_jsonl
-from agentrl.runs.report.charts import Chart, Line
 from agentrl.runs.settings import differing, read_config
 
 _TOKENS = dict.fromkeys(("optim.steps", "optim.max_sampled_tokens"), "--tokens")
@@ -151,10 +150,9 @@ def check_folders(runs: Sequence[SweepRun], settled: Callable[[Config], Config])
         UsageError: its folder holds something else.
     """
     out = runs[0].folder.parent
-    summary, page = out / "sweep.json", out / "sweep.html"
-    is_ours = is_file(summary) and read(summary).startswith(_BEGINNING)
-    if not is_ours and (os.path.lexists(summary) or os.path.lexists(page)):
-        raise UsageError(f"{str(out)!r} holds a sweep.json or sweep.html that no sweep wrote: choose another --out")
+    summary = out / "sweep.json"
+    if os.path.lexists(summary) and not (is_file(summary) and read(summary).startswith(_BEGINNING)):
+        raise UsageError(f"{str(out)!r} holds a sweep.json that no sweep wrote: choose another --out")
     for run in [run for run in runs if run.has_begun]:
         for key, saved, planned in differing(read_config(run.folder), settled(run.config)):
             different = f"{key} is {saved!r} there and {planned!r} here"
@@ -183,7 +181,7 @@ def result_of(run: SweepRun) -> RunResult | None:
 
 
 def sweep(runs: Sequence[SweepRun], say: Callable[[str], None]) -> tuple[str, int]:
-    """Train the runs that are not done, one after the other, and write ``sweep.json`` and ``sweep.html``.
+    """Train the runs that are not done, one after the other, and write ``sweep.json``.
 
     Args:
         runs: as planned.
@@ -258,7 +256,7 @@ def _ended(process: subprocess.Popen[bytes], say: Callable[[str], None]) -> int:
 
 
 def _write(out: Path, runs: Sequence[SweepRun], errors: Mapping[str, str]) -> str:
-    """Write ``sweep.json`` and ``sweep.html``; return the table and the failures in Markdown."""
+    """Write ``sweep.json``; return the table and the failures in Markdown."""
     results = [result_of(run) for run in runs]
     seeds = list(dict.fromkeys(run.config.run.seed for run in runs))
     about = [
@@ -273,9 +271,7 @@ def _write(out: Path, runs: Sequence[SweepRun], errors: Mapping[str, str]) -> st
     rows = [_cells(runs[index].settings, results[index::each]) for index in range(each)]
     head = [*runs[0].settings, *(f"seed {seed}" for seed in seeds), *_HEAD]
     failures = [f"{name} failed: {error}" for name, error in errors.items()]
-    sections = [Section(title="Success", head=head, rows=rows, text=[_NOTE, *failures])]
-    write_page(out / "sweep.html", out.name, sections, _curves(runs, results))
-    return markdown(out.name, sections)
+    return markdown(out.name, [Section(title="Success", head=head, rows=rows, text=[_NOTE, *failures])])
 
 
 def _cells(settings: Mapping[str, str], results: Sequence[RunResult | None]) -> list[str]:
@@ -290,19 +286,3 @@ def _cells(settings: Mapping[str, str], results: Sequence[RunResult | None]) -> 
     before, sampled = mean(result.curve[0][1] for result in done), mean(result.sampled_tokens for result in done)
     minutes = mean(result.minutes for result in done)
     return [*settings.values(), *seeds, pooled, f"{before:.1%}", f"{sampled:,.0f}", f"{minutes:.1f}"]
-
-
-def _curves(runs: Sequence[SweepRun], results: Sequence[RunResult | None]) -> list[Chart]:
-    """Return a chart of held-out success over sampled tokens, a line for each finished run."""
-    lines, hues = list[Line](), dict[str, str]()
-    for run, result in zip(runs, results, strict=True):
-        if result:
-            name = ", ".join(run.settings.values())
-            # Neighbouring hues differ strongly, however many there are.
-            hue = hues.setdefault(name, f"hsl({137.5 * len(hues) % 360:.0f}, 65%, 45%)")
-            about = f"{name}, seed {run.config.run.seed}"
-            titles = [f"{about}: {success:.1%} after {tokens:,} tokens" for tokens, success in result.curve]
-            lines.append(Line(style=hue, name=name, points=result.curve, titles=titles))
-    title, keys = "Held-out success over sampled tokens", [(hue, name) for name, hue in hues.items()]
-    chart = Chart(id="curves", title=title, keys=keys, lines=lines, within=[1.0], size="wide", unit="tokens")
-    return [chart] if lines else []

@@ -11,10 +11,8 @@ from typing import Any
 
 import pytest
 
-from agentrl.eval.pages import Section, write_page
 from agentrl.runs.records import write_episodes
 from agentrl.runs.report import write_report, write_view
-from agentrl.runs.report.charts import Chart, Line
 from agentrl.segments import complete_rows
 from agentrl.types import Segment, Stop, ToolRun, Trajectory
 
@@ -77,17 +75,6 @@ def test_charts_are_drawn_to_scale(run: Path, browser: Browser) -> None:
             mantissa = apart / 10 ** math.floor(math.log10(apart) + 1e-6)
             assert min(abs(mantissa - good) for good in (1, 2, 5, 10)) < 1e-3, "round"
         assert least - slack <= min(low, 0) and max(high, 0) <= most + slack, "it holds zero and every value"
-
-
-def test_a_page_of_sections_draws_its_charts_too(tmp_path: Path, browser: Browser) -> None:
-    line = Line(style="hsl(90, 65%, 45%)", name="\u202e", points=[(0, 0.1), (500, 0.6)], titles=["<b>", "two"])
-    charts = [Chart(id="curves", title="Success", keys=[(line.style, "a")], lines=[line], unit="tokens")]
-    write_page(tmp_path / "p.html", "x", [Section(title="Table")], charts)
-    browser.open(tmp_path / "p.html")
-    browser.until("document.querySelector('#chart-curves path.line')?.getBoundingClientRect().width > 100")
-    colour = browser.ask("getComputedStyle(document.querySelector('#chart-curves path.line')).stroke")
-    assert colour == browser.ask("getComputedStyle(document.querySelector('#chart-curves .key path')).stroke") != "none"
-    assert browser.ask("document.querySelector('#chart-curves title').textContent") == "<b>"
 
 
 def test_list_is_filtered_searched_and_walked_by_keys(run: Path, browser: Browser) -> None:
