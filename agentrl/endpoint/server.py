@@ -27,24 +27,18 @@ SendMessage: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 _WIRES: Mapping[str, Wire] = {"chat/completions": CHAT, "responses": RESPONSES, "messages": MESSAGES}
 _COUNT = "messages/count_tokens"
 _MODELS = "models"
+_BODY_BYTES = 32 * 2**20
+"""Largest request."""
+_REQUESTS = 10_000
+"""Most requests of a session."""
+_PARALLEL = 64
+"""Most requests of a session at a time."""
+_ANSWER_S = 3600.0
+"""Longest time for an answer."""
 _CLOSE_S = 5.0
 """Seconds in which the answers under way must end where a session is closed."""
 _JSON = [(b"content-type", b"application/json")]
 _STREAM = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerLimits:
-    """Bounds of what a client may ask for."""
-
-    body_bytes: int = 32 * 2**20
-    """Largest request."""
-    requests: int = 10_000
-    """Most requests of a session."""
-    parallel: int = 64
-    """Most requests of a session at a time."""
-    seconds: float = 3600.0
-    """Longest time for an answer."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -71,7 +65,6 @@ class Endpoint:
             is listened on.
         port: there; 0 takes a free one.
         options: how to treat what the policy can't follow.
-        limits: bounds of what a client may ask for.
         desk: hands the sessions out to agents that run elsewhere.
     """
 
@@ -80,14 +73,13 @@ class Endpoint:
         path: Path | None = None,
         port: int = 0,
         options: Options | None = None,
-        limits: ServerLimits | None = None,
         desk: Desk | None = None,
     ) -> None:
         self.path, self.desk = path, desk
         """Of the Unix socket."""
         self.url = ""
         """Where it listens on the loopback interface, once it has started."""
-        self._port, self._options, self._limits = port, options, limits or ServerLimits()
+        self._port, self._options = port, options
         self._tickets = dict[str, Ticket]()
         self._server: Any = None
         self._serving: asyncio.Task[None] | None = None
@@ -196,7 +188,7 @@ class Endpoint:
             return await reply.status(200, {"object": "list", "data": [model], "has_more": False})
         if method != "POST" or (rest not in _WIRES and rest != _COUNT):
             return await reply.status(404, wire.error(404, f"there is no {method} {rest[:60]} here"))
-        if ticket.asked >= self._limits.requests or len(ticket.running) >= self._limits.parallel:
+        if ticket.asked >= _REQUESTS or len(ticket.running) >= _PARALLEL:
             return await reply.status(400, wire.error(400, "this session has asked for too much"))
         ticket.asked += 1
         ticket.running.add(task := cast(asyncio.Task[Any], asyncio.current_task()))
@@ -227,7 +219,7 @@ class Endpoint:
             await reply.status(204 if task is None else 200, task)
 
         try:
-            body = await _body(receive, self._limits.body_bytes)
+            body = await _body(receive)
             if name:
                 desk.end(name, body)
                 return await reply.status(200, {})
@@ -249,8 +241,8 @@ class Endpoint:
     ) -> None:
         session = ticket.session
         try:
-            async with asyncio.timeout(self._limits.seconds):
-                request = wire.read(await _body(receive, self._limits.body_bytes))
+            async with asyncio.timeout(_ANSWER_S):
+                request = wire.read(await _body(receive))
                 if rest == _COUNT:
                     return await reply.status(200, {"input_tokens": session.count(request)})
                 await _unless_gone(receive, reply, session.answer(wire, request, headers, reply))
@@ -349,12 +341,12 @@ async def _unless_gone(receive: Receive, reply: _HttpReply, answering: Any) -> N
         await asyncio.wait([answer, listening])
 
 
-async def _body(receive: Receive, limit: int) -> Mapping[str, Any]:
+async def _body(receive: Receive) -> Mapping[str, Any]:
     """Read a request's body.
 
     Raises:
         BadRequestError: it is no JSON object.
-        _TooLargeError: it is larger than ``limit`` bytes.
+        _TooLargeError: it is larger than is allowed.
         ClientGoneError: the client hung up.
     """
     data, more = bytearray(), True
@@ -364,8 +356,8 @@ async def _body(receive: Receive, limit: int) -> Mapping[str, Any]:
             raise ClientGoneError("the client has hung up")
         data += message.get("body", b"")
         more = message.get("more_body", False)
-        if len(data) > limit:
-            raise _TooLargeError(f"the request is larger than {limit} bytes")
+        if len(data) > _BODY_BYTES:
+            raise _TooLargeError(f"the request is larger than {_BODY_BYTES} bytes")
     try:
         body = json.loads(data)
         # A half of a surrogate pair, which no tokenizer takes, comes as an escape or as bytes of its own.

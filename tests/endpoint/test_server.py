@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentrl.endpoint import server
 from agentrl.endpoint.chat import CHAT
-from agentrl.endpoint.server import Endpoint, ServerLimits
+from agentrl.endpoint.server import Endpoint
 from agentrl.endpoint.session import Session
 from agentrl.engines.base import Completion, Sampling
 from agentrl.engines.scripted import ScriptedEngine
@@ -119,9 +120,10 @@ def test_any_json_is_answered_or_refused(protocol: str, renderer: Renderer, fuzz
 @pytest.fixture(scope="module")
 def fuzzed(renderer: Renderer) -> Any:
     """An event loop, a client and an engine."""
-    with asyncio.Runner() as runner:
+    with asyncio.Runner() as runner, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(server, "_REQUESTS", 10**6)
         engine, policy = scripted(renderer, [])
-        endpoint = Endpoint(limits=ServerLimits(requests=10**6))
+        endpoint = Endpoint()
         runner.run(endpoint.start())
         ticket = endpoint.open(policy, "hermes", 5)
         client = Client(endpoint.url, ticket)
@@ -156,9 +158,10 @@ async def test_nobody_is_served_without_the_session_s_own_key(serve: Serve) -> N
         await at.endpoint.close(other)
 
 
-async def test_paths_and_sizes(serve: Serve) -> None:
-    limits = ServerLimits(body_bytes=2000, requests=9, parallel=3)
-    async with serve(["Fine."], limits=limits) as at:
+async def test_paths_and_sizes(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit, value in (("_BODY_BYTES", 2000), ("_REQUESTS", 9)):
+        monkeypatch.setattr(server, limit, value)
+    async with serve(["Fine."]) as at:
         assert (await at.client.http.head(at.endpoint.url)).status_code == 200
         models = await at.client.http.get("models")
         assert models.json()["data"][0]["object"] == "model"
