@@ -1,35 +1,39 @@
-"""An episode whose turns are given, played by any driver."""
+"""Episodes whose turns are given, played by any driver."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
-from agentrl.engines.base import Sampling
+from agentrl.engines.base import Engine, Sampling
 from agentrl.engines.scripted import ScriptedEngine
 from agentrl.render.renderer import Renderer
-from agentrl.rollout.collector import Collector
+from agentrl.render.transcript import Writer
+from agentrl.rollout.collector import Collected, Collector
 from agentrl.rollout.driver import Driver
 from agentrl.rollout.plan import EpisodeSpec
 from agentrl.rollout.player import EpisodeLimits
 from agentrl.types import Trajectory
 
+Env = tuple[str, Mapping[str, Any]]
+"""An environment's id and arguments."""
+
+
+def collect(
+    env: Env, writer: Writer, specs: list[list[EpisodeSpec]], engine: Engine, tokens: int = 4000, **options: Any
+) -> Collected:
+    """Play episodes of an environment, a row of which may have so many tokens."""
+    limits = EpisodeLimits(episode_tokens=tokens)
+    with closing(Collector({"": (env[0], dict(env[1]))}, writer, limits=limits, **options)) as collector:
+        return asyncio.run(collector.collect(specs, engine, Sampling(max_tokens=500)))
+
 
 def play_script(
-    driver: Driver,
-    renderer: Renderer,
-    env: tuple[str, Mapping[str, Any]],
-    task: str,
-    script: Sequence[Sequence[int]],
-    **options: Any,
+    driver: Driver, renderer: Renderer, env: Env, task: str, script: Sequence[Sequence[int]], **options: Any
 ) -> Trajectory:
     """Play a task by a script of turns, each of which is recorded, without a fork."""
-    spec = EpisodeSpec(task_id=task, seed=3, env="a", script=tuple(map(tuple, script)))
-    limits = EpisodeLimits(episode_tokens=200_000)
-    collector = Collector({"a": (env[0], dict(env[1]))}, renderer, limits=limits, driver=driver, **options)
-    try:
-        collected = asyncio.run(collector.collect([[spec]], ScriptedEngine([]), Sampling(max_tokens=500)))
-    finally:
-        collector.close()
+    spec = EpisodeSpec(task_id=task, seed=3, script=tuple(map(tuple, script)))
+    collected = collect(env, renderer, [[spec]], ScriptedEngine([]), 200_000, driver=driver, **options)
     (episode,) = collected.groups[0].trajectories
     assert tuple(segment.token_ids for segment in episode.sampled) == spec.script and not episode.forks
     return episode

@@ -18,10 +18,9 @@ from agentrl.engines.base import Completion, Sampling
 from agentrl.engines.scripted import ScriptedEngine
 from agentrl.errors import ConfigError, FaultRateError, InfrastructureError
 from agentrl.render.renderer import Renderer
-from agentrl.rollout.collector import Collected, Collector
+from agentrl.rollout.collector import Collected
 from agentrl.rollout.driver import Driver, StepDriver
 from agentrl.rollout.plan import EpisodeSpec
-from agentrl.rollout.player import EpisodeLimits
 from agentrl.runs.records import write_episodes
 from agentrl.sandboxes.agents import AgentRun
 from agentrl.toolenv.base import Episode, ToolEnv
@@ -32,6 +31,7 @@ from agentrl.types import Stop, Task, Trajectory
 
 from ..rollout.conftest import only
 from ..runs.origins import ORIGIN
+from .played import collect
 
 CALL = '<tool_call>\n{"name": "python", "arguments": {"code": "2+2"}}\n</tool_call>'
 ASK = """
@@ -93,14 +93,8 @@ def sums() -> Generator[str]:
 
 
 def play(renderer: Renderer, env: str, driver: Driver, engine: Any, members: int = 1, **args: Any) -> Collected:
-    collector = Collector(
-        {"": (env, {"dialect": "hermes", **args})}, renderer, limits=EpisodeLimits(episode_tokens=4000), driver=driver
-    )
-    try:
-        specs = [[EpisodeSpec(task_id="sum", seed=seed) for seed in range(1, members + 1)]]
-        return asyncio.run(collector.collect(specs, engine, Sampling(max_tokens=200)))
-    finally:
-        collector.close()
+    specs = [[EpisodeSpec(task_id="sum", seed=seed) for seed in range(1, members + 1)]]
+    return collect((env, {"dialect": "hermes", **args}), renderer, specs, engine, driver=driver)
 
 
 def agent(tmp_path: Path, program: str, **options: Any) -> AgentDriver:

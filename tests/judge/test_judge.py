@@ -13,20 +13,18 @@ import pytest
 
 import agentrl
 from agentrl.cli import main
-from agentrl.engines.base import Sampling
 from agentrl.engines.scripted import ScriptedEngine
 from agentrl.errors import AgentRLError, ConfigError, FaultRateError, InfrastructureError, RefusedError
 from agentrl.judge import Chat, Judge
 from agentrl.render.transcript import Transcript
 from agentrl.rollout.collected import Collected
-from agentrl.rollout.collector import Collector
 from agentrl.rollout.plan import EpisodeSpec
-from agentrl.rollout.player import EpisodeLimits
 from agentrl.runs.records import read_episodes, write_episodes
 from agentrl.toolenv.base import Episode, ToolEnv
 from agentrl.toolenv.tools.context import Exchanges
 from agentrl.types import Task
 
+from ..endpoint.played import collect
 from ..engines.servers import KEY, Fake, Reply, spoken
 from ..runs.origins import ORIGIN, Numerals
 from .conftest import Make
@@ -55,17 +53,11 @@ def polite(clean_registry: None, judge: Make) -> type[Polite]:
     return Polite
 
 
-def collect(*turns: str, concurrency: int = 64) -> Collected:
+def play(*turns: str, concurrency: int = 64) -> Collected:
     """Play an episode for each turn, which is all that the agent says in it."""
     writer = Transcript()
-    limits = EpisodeLimits(episode_tokens=2000)
-    collector = Collector({"": (ID, {})}, writer, limits=limits, concurrency=concurrency, max_fault_rate=0.4)
-    scripts = [(writer.turn(turn),) for turn in turns]
-    specs = [[EpisodeSpec(task_id=f"t{n}", seed=n, script=script)] for n, script in enumerate(scripts)]
-    try:
-        return asyncio.run(collector.collect(specs, ScriptedEngine(()), Sampling(max_tokens=200)))
-    finally:
-        collector.close()
+    specs = [[EpisodeSpec(task_id=f"t{n}", seed=n, script=(writer.turn(turn),))] for n, turn in enumerate(turns)]
+    return collect((ID, {}), writer, specs, ScriptedEngine(()), concurrency=concurrency, max_fault_rate=0.4)
 
 
 def score(judge: Judge, text: str = "Hello", asking: Any = None) -> float:
@@ -76,7 +68,7 @@ def test_the_score_becomes_a_part_of_the_reward_and_the_episode_keeps_it(
     fake: Fake, polite: type[Polite], tmp_path: Path
 ) -> None:
     fake.follow(spoken("Friendly.\nScore: 4"), spoken("Score: 1"))
-    groups = collect("Hello, sir", concurrency=1).groups + collect("Go away").groups
+    groups = play("Hello, sir", concurrency=1).groups + play("Go away").groups
     episodes = [episode for group in groups for episode in group]
     assert [episode.parts for episode in episodes] == [{"correct": 1.0, "polite": 0.75}, {"correct": 0.0, "polite": 0}]
     assert [episode.ret for episode in episodes] == [1.375, 0.0]
@@ -101,7 +93,7 @@ def test_regrading_asks_nobody(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     fake.follow(spoken("I don't know"), spoken("Score: 4"), spoken("Score: 5"))
-    (group,) = collect("Hello, sir").groups
+    (group,) = play("Hello, sir").groups
     origin = replace(ORIGIN, env_id=ID, env_args={}, best_return=1.5)
     write_episodes(tmp_path / "e.jsonl", list(group), Numerals(), origin)
     asked = len(fake.asked)
@@ -204,11 +196,11 @@ def test_an_outage_of_a_minute_costs_no_episode(
         await over.wait()
 
     monkeypatch.setattr(anyio, "sleep", sleep)
-    collected = collect("Hello", "Hi", "Hello?", "Who?")
+    collected = play("Hello", "Hi", "Hello?", "Who?")
     assert (collected.faults, len(collected.groups), len(slept)) == (0, 4, 4)
     fake.hangs_up = True
     with pytest.raises(FaultRateError, match=r"4 of 4 groups were lost to .* no judge's server answers at http://127"):
-        collect("Hello", "Hi", "Hello?", "Who?")
+        play("Hello", "Hi", "Hello?", "Who?")
 
 
 def test_a_judge_is_awaited_while_others_play(fake: Fake, polite: type[Polite]) -> None:
@@ -220,7 +212,7 @@ def test_a_judge_is_awaited_while_others_play(fake: Fake, polite: type[Polite]) 
         return spoken("Score: 5")
 
     fake.answer = answer
-    assert len(collect("Hello", "Hi", "Hello?", "Who?").groups) == 4 and not together.broken
+    assert len(play("Hello", "Hi", "Hello?", "Who?").groups) == 4 and not together.broken
 
 
 def test_groups_are_ranked(fake: Fake, judge: Make) -> None:
