@@ -71,11 +71,9 @@ def _eval(arguments: argparse.Namespace) -> int:
     from agentrl.eval.request import EvalRequest, read_settings
     from agentrl.eval.sets import make_sets
 
-    names = ("path", "config", "preset", "seed", "out", "force", "engine")
+    names = ("path", "config", "preset", "seed", "out", "force")
     chosen: dict[str, Any] = {name: getattr(arguments, name) for name in names}
-    options = {name: value for name in _ENGINE if (value := getattr(arguments, name)) is not None}
-    overrides = tuple(_overrides(arguments))
-    request = EvalRequest(**chosen, envs=tuple(arguments.envs), engine_options=options, overrides=overrides)
+    request = EvalRequest(**chosen, envs=tuple(arguments.envs), overrides=_overrides(arguments))
     config, _ = read_settings(request)
     for settings in make_sets(config, request.envs).values():
         check_envs(settings)
@@ -103,12 +101,14 @@ def _serve(arguments: argparse.Namespace) -> int:
     return _eval(arguments)
 
 
-def _overrides(arguments: argparse.Namespace) -> list[str]:
-    # An option that was not given leaves the run's own setting; a text is quoted, since --set takes TOML.
+def _overrides(arguments: argparse.Namespace) -> tuple[str, ...]:
+    """Return ``--set`` with the options that are settings; one that was not given leaves the run's own."""
     chosen = {
-        "split": None if arguments.split is None else json.dumps(arguments.split),
-        "tasks": arguments.tasks,
-        "attempts": arguments.attempts,
-        "temperature": 0.0 if arguments.greedy else arguments.temperature,
+        "engine.name": arguments.engine,
+        **{f"engine.options.{name}": getattr(arguments, name) for name in _ENGINE},
+        **{f"eval.{name}": getattr(arguments, name) for name in ("split", "tasks", "attempts")},
+        "eval.temperature": 0.0 if arguments.greedy else arguments.temperature,
     }
-    return [*arguments.overrides, *(f"eval.{key}={value}" for key, value in chosen.items() if value is not None)]
+    # --set takes TOML, in which numbers and texts are written as in JSON.
+    given = {key: json.dumps(value, ensure_ascii=False) for key, value in chosen.items() if value is not None}
+    return *arguments.overrides, *map("=".join, given.items())

@@ -86,8 +86,8 @@ def run(request: EvalRequest, display: Display) -> list[SetResult]:
         if request.out is not None:
             about: dict[str, object] = {"target": request.path or agent.weights, "weights": agent.weights}
             about |= {"engine": config.engine.name, "seed": request.seed, "settings": played_with}
-            notes = {"notes": list(agent.notes)} if agent.notes else {}
-            write_summary(request.out, results, about | notes | {"versions": versions_of(_PACKAGES)})
+            about |= {"notes": list(agent.notes), "versions": versions_of(_PACKAGES)}
+            write_summary(request.out, results, about)
         return results
 
 

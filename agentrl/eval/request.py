@@ -1,10 +1,9 @@
 """The arguments of ``agentrl eval`` and the settings that they select, read before PyTorch is loaded."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from agentrl.config import Config, load_config, parse_config, with_overrides
+from agentrl.config import Config, load_config, with_overrides
 from agentrl.errors import RunFolderError, UsageError, nearest
 from agentrl.runs.folder import checkpoints
 from agentrl.runs.settings import read_config, read_versions
@@ -27,10 +26,6 @@ class EvalRequest:
     """Settings to override, ``section.key=value`` each."""
     envs: tuple[str, ...] = ()
     """Sets of tasks, as :func:`agentrl.eval.sets.make_sets` reads them; those of the settings without any."""
-    engine: str | None = None
-    """Engine in place of that of the settings."""
-    engine_options: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Its options, beside those of the settings."""
     seed: int = 0
     """Seed of sampling."""
     out: Path | None = None
@@ -45,11 +40,7 @@ def read_settings(request: EvalRequest) -> tuple[Config, str]:
     Raises:
         UsageError: there is no such run or checkpoint, or a model comes without settings.
     """
-    overrides = (*request.overrides, *([f"engine.name={request.engine}"] if request.engine else ()))
-    config, path = _settings(request, overrides)
-    if request.engine_options:
-        engine = {"name": config.engine.name, "options": {**config.engine.options, **request.engine_options}}
-        config = parse_config({**config.model_dump(mode="json"), "engine": engine})
+    config, path = _settings(request)
     if (config.engine.name == SERVER) == bool(path):
         raise UsageError(
             "say what to evaluate: either a run, a checkpoint or a model, or with --engine openai --model NAME a server"
@@ -57,12 +48,12 @@ def read_settings(request: EvalRequest) -> tuple[Config, str]:
     return config, path
 
 
-def _settings(request: EvalRequest, overrides: Sequence[str]) -> tuple[Config, str]:
+def _settings(request: EvalRequest) -> tuple[Config, str]:
     path, run_path = Path(request.path), run_of(request.path)
     if run_path is not None:
         if request.config or request.preset:
             raise UsageError(f"{request.path!r} has its own settings: use --set instead of --config and --preset")
-        config = with_overrides(read_config(run_path), overrides)
+        config = with_overrides(read_config(run_path), request.overrides)
         if run_path != path and path.resolve() not in (saved := checkpoints(run_path)):
             names = [checkpoint.name for checkpoint in saved]
             raise RunFolderError(f"there is no checkpoint {str(path)!r}; {nearest(path.resolve().name, names)}")
@@ -74,7 +65,7 @@ def _settings(request: EvalRequest, overrides: Sequence[str]) -> tuple[Config, s
             f"{request.path!r} is in no run folder: say with --config or --preset how to evaluate it, or with --env on "
             "what"
         )
-    return load_config(preset=request.preset, path=request.config, overrides=overrides), request.path
+    return load_config(preset=request.preset, path=request.config, overrides=request.overrides), request.path
 
 
 def _may_be_on_hub(name: str) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from agentrl.eval.sets import short_name
 from agentrl.eval.table import Evaluation, PlayedTasks, by_tag, summarise
 from agentrl.runs.files import replace
-from agentrl.types import Group, Origin, won
+from agentrl.types import Origin, won
 
 SUMMARY = 1
 """Version of ``summary.json``."""
@@ -39,10 +39,6 @@ class SetResult:
         """The tasks of each tag, summarised."""
         return by_tag(self.played.groups, best_return=self.origin.best_return)
 
-    def wins(self, group: Group) -> int:
-        """Count a task's episodes that succeeded."""
-        return sum(won(episode, self.origin.best_return) for episode in group)
-
     def row(self) -> dict[str, object]:
         """Return plain data, for ``summary.json``."""
         origin, groups = self.origin, self.played.groups
@@ -63,7 +59,7 @@ class SetResult:
                 {
                     "task_id": group.task_id,
                     "tags": group.trajectories[0].tags,
-                    "wins": self.wins(group),
+                    "wins": sum(won(episode, origin.best_return) for episode in group),
                     "returns": [episode.ret for episode in group],
                 }
                 for group in groups

@@ -158,8 +158,8 @@ def test_server_that_is_gone_gets_few_requests(
 
 def test_options_of_a_server_stand_beside_its_words() -> None:
     """Those of the preset's own engine don't hold for a server."""
-    words, options = ("engine.options.retries=3",), {"model": "m"}
-    request = EvalRequest(preset="qwen3-4b-tir", engine="openai", engine_options=options, overrides=words)
+    words = ("engine.options.retries=3", 'engine.name="openai"', 'engine.options.model="m"')
+    request = EvalRequest(preset="qwen3-4b-tir", overrides=words)
     assert read_settings(request)[0].engine.options == {"model": "m", "retries": 3}
 
 
