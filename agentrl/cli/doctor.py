@@ -5,9 +5,10 @@ Installed parts do not prove that a back end works: it runs programs that try wh
 
 import platform
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from operator import itemgetter
 from typing import Any, Final
 
 from agentrl.cli.selftest import self_test
@@ -47,48 +48,13 @@ class BackendReport:
         return bool(self.checks) and not any(self.checks.values())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Diagnosis:
-    """The result of ``agentrl doctor``."""
-
-    packages: Mapping[str, str]
-    """Versions of Python and of the packages that agentrl can use; ``not installed`` for a missing one."""
-    backends: tuple[BackendReport, ...]
-    """One report for each sandbox back end."""
-    decode_step: str = ""
-    """Whether C or PyTorch computes the embedded engine's steps here; empty where it was not tested."""
-
-    @property
-    def ok(self) -> bool:
-        """True if at least one back end isolates programs here."""
-        return any(backend.ok for backend in self.backends)
-
-    @property
-    def auto(self) -> str:
-        """The back end that ``auto`` takes here, the first that can be opened; empty where none can."""
-        return next(
-            (backend.name for backend in self.backends if backend.name in BACKENDS and not backend.obstacle), ""
-        )
-
-    def row(self) -> dict[str, object]:
-        """Return plain data for JSON."""
-        backends = [
-            asdict(backend)
-            | {"checks": [{"name": name, "passed": not seen, "detail": seen} for name, seen in backend.checks.items()]}
-            | {"ok": backend.ok}
-            for backend in self.backends
-        ]
-        versions = {"packages": dict(self.packages), "decode_step": self.decode_step}
-        return {"ok": self.ok, "auto": self.auto, **versions, "backends": backends}
-
-
 def versions() -> dict[str, str]:
     """Look up the installed versions, without importing the packages."""
     return {"python": f"{platform.python_version()} ({sys.executable})"} | versions_of(PACKAGES)
 
 
-def diagnose(*, sandbox: str | None, say: Callable[[str], None]) -> Diagnosis:
-    """Look at this machine and test every back end.
+def diagnose(*, sandbox: str | None, say: Callable[[str], None]) -> dict[str, Any]:
+    """Look at this machine and test every back end; return plain data for JSON.
 
     Args:
         sandbox: a text leaves out the versions of packages; a name is a further back end to test.
@@ -111,9 +77,19 @@ def diagnose(*, sandbox: str | None, say: Callable[[str], None]) -> Diagnosis:
         # Servers have limits of their own.
         options: dict[str, Any] = {} if sandbox.startswith(PREFIX) else {"limits": _LIMITS, "ready": 1}
         reports.append(examine(sandbox, {}, partial(open_sandbox, sandbox, **options)))
-    if sandbox is not None:
-        return Diagnosis(packages={}, backends=tuple(reports))
-    return Diagnosis(packages=versions(), backends=tuple(reports), decode_step=decode_step())
+    about = {"packages": versions(), "decode_step": decode_step()} if sandbox is None else {}
+    return summary(reports) | {"packages": {}, "decode_step": "", **about}
+
+
+def summary(reports: Sequence[BackendReport]) -> dict[str, Any]:
+    """Return what holds for all back ends, and the report of each, as plain data.
+
+    The machine is ``ok`` if at least one of them isolates programs. ``auto`` is the first that can be opened, which the
+    back end of that name takes.
+    """
+    opened = (report.name for report in reports if report.name in BACKENDS and not report.obstacle)
+    rows = [{**asdict(report), "ok": report.ok} for report in reports]
+    return {"ok": any(report.ok for report in reports), "auto": next(opened, ""), "backends": rows}
 
 
 def decode_step() -> str:
@@ -143,27 +119,27 @@ def examine(name: str, facts: Mapping[str, str], opened: Callable[[], Sandbox]) 
     return BackendReport(name=name, facts=facts, checks=checks)
 
 
-def show(diagnosis: Diagnosis, display: Display) -> None:
-    """Print the diagnosis, a line for each fact."""
-    tables = {"versions": [*diagnosis.packages.items()]} if diagnosis.packages else {}
-    tables |= {"engine": [("decode step", diagnosis.decode_step)]} if diagnosis.decode_step else {}
-    tables |= {"sandbox": [("auto", diagnosis.auto)]} if diagnosis.auto else {}
-    tables |= {f"sandbox: {report.name}": _rows(report) for report in diagnosis.backends}
+def show(diagnosis: Mapping[str, Any], display: Display) -> None:
+    """Print the result of ``diagnose``, a line for each fact."""
+    tables: dict[str, list[tuple[str, str]]] = {
+        "versions": [*diagnosis["packages"].items()],
+        "engine": [("decode step", diagnosis["decode_step"])],
+        "sandbox": [("auto", diagnosis["auto"])],
+        **{f"sandbox: {report['name']}": _rows(report) for report in diagnosis["backends"]},
+    }
     for title, rows in tables.items():
+        if not any(state for _, state in rows):
+            continue
         display.say(title, "bold")
         width = max(len(name) for name, _ in rows)
         for name, state in rows:
             good, bad = state in ("passed", "works"), state.startswith(("FAILED", "does not work"))
             display.say(f"  {name:{width}}  {state}", "green" if good else "red" if bad else "")
-    if not diagnosis.ok:
+    if not diagnosis["ok"]:
         display.say("no sandbox works here: environments that run programs can't be played", "bold red")
 
 
-def _rows(report: BackendReport) -> list[tuple[str, str]]:
-    rows = [*report.facts.items()]
-    if report.obstacle:
-        rows.append(("obstacle", report.obstacle))
-    if report.remedy:
-        rows.append(("way out", report.remedy))
-    rows += [(name, f"FAILED: {seen}" if seen else "passed") for name, seen in report.checks.items()]
-    return [*rows, ("verdict", "works" if report.ok else "does not work")]
+def _rows(report: Mapping[str, Any]) -> list[tuple[str, str]]:
+    rows = [*report["facts"].items(), ("obstacle", report["obstacle"]), ("way out", report["remedy"])]
+    rows += [(name, f"FAILED: {seen}" if seen else "passed") for name, seen in report["checks"].items()]
+    return [*filter(itemgetter(1), rows), ("verdict", "works" if report["ok"] else "does not work")]

@@ -75,10 +75,10 @@ def _doctor(arguments: argparse.Namespace) -> int:
 
     diagnosis = doctor.diagnose(sandbox=arguments.sandbox, say=lambda text: print(text, file=sys.stderr))
     if arguments.json:
-        print(json.dumps(diagnosis.row()))
+        print(json.dumps(diagnosis))
     else:
         doctor.show(diagnosis, Display(sys.stdout))
-    return 0 if diagnosis.ok else 1
+    return 0 if diagnosis["ok"] else 1
 
 
 def _build_image(arguments: argparse.Namespace) -> int:
