@@ -5,9 +5,10 @@ import importlib.util
 import io
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from typing import Any
 
-from agentrl.errors import ConfigError, EnvContractError
+from agentrl.errors import ConfigError
 from agentrl.runs.progress import Display
 from agentrl.toolenv.base import ToolEnv
 from agentrl.toolenv.registry import make
@@ -43,15 +44,15 @@ def play_by_hand(env_id: str, display: Display, *, task: str | None, seed: int |
         raise ConfigError(f"seed is {seed}: it must be at least 0")
     _prepare_input()
     env = make(env_id, **options)
-    try:
+    with closing(env):
         messages, _ = env.reset(seed=seed, options={} if task is None else {"task": task})
         game = _Game(env, display)
-        game.begin(messages)
+        display.say(f"task {env.episode.task.id}, split {env.split}, at most {env.max_turns} turns", "bold")
+        game.show(messages)
+        display.say("(your turn ends with a line that holds only a dot; :help lists the commands)", "dim")
         while not game.over and (text := game.turn()) is not None:
             game.act(text)
         game.end()
-    finally:
-        env.close()
 
 
 class _Game:
@@ -62,13 +63,6 @@ class _Game:
         self._gold_turns = 0
         self._return = 0.0
         self.over = False
-
-    def begin(self, messages: Iterable[Message]) -> None:
-        """Show the first observation."""
-        env = self._env
-        self._display.say(f"task {env.episode.task.id}, split {env.split}, at most {env.max_turns} turns", "bold")
-        self._show(messages)
-        self._display.say("(your turn ends with a line that holds only a dot; :help lists the commands)", "dim")
 
     def turn(self) -> str | None:
         """Read the person's next turn; None where they leave."""
@@ -92,7 +86,7 @@ class _Game:
         """Take a turn, and show its result."""
         messages, reward, terminated, truncated, _ = self._env.step(text)
         self._return += reward
-        self._show(messages)
+        self.show(messages)
         self._display.say(f"reward {reward:g}", "bold")
         self.over = terminated or truncated
         # No token limit cuts a person's turn, so the turn limit is the only reason.
@@ -118,7 +112,9 @@ class _Game:
         if line == ":gold":
             return self._gold()
         if line == ":tools":
-            self._tools()
+            for tool in self._env.tools:
+                self._display.say(f"{tool.name}: {tool.description}")
+            self._display.say(self._env.dialect.instructions() or "there are no tools")
         elif line == ":help":
             self._display.say(_HELP)
         else:
@@ -137,22 +133,16 @@ class _Game:
             return None
         text = turns[self._gold_turns]
         self._gold_turns += 1
-        self._show([Message(role="assistant", content=text)])
+        self.show([Message(role="assistant", content=text)])
         return text
 
-    def _tools(self) -> None:
-        for tool in self._env.tools:
-            self._display.say(f"{tool.name}: {tool.description}")
-        self._display.say(self._env.dialect.instructions() or "there are no tools")
-
-    def _show(self, messages: Iterable[Message]) -> None:
+    def show(self, messages: Iterable[Message]) -> None:
+        """Show messages, each in the colour of who speaks."""
         for message in messages:
-            role = message["role"]
-            if role not in _STYLES:
-                raise EnvContractError(f"an observation has the role {role!r}")
-            name = f" {message['name']}" if "name" in message else ""
-            self._display.say(f"[{role}{name}]", f"bold {_STYLES[role]}")
-            self._display.say(message["content"], _STYLES[role])
+            role, name = message["role"], f" {message['name']}" if "name" in message else ""
+            style = _STYLES.get(role, "")
+            self._display.say(f"[{role}{name}]", f"bold {style}")
+            self._display.say(message["content"], style)
 
 
 def _prepare_input() -> None:
