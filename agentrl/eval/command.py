@@ -1,7 +1,6 @@
 """``agentrl eval``: play every set of tasks, write each episode to disk as it ends, and report the results."""
 
 import asyncio
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
@@ -168,8 +167,6 @@ def _begun(out: Path | None, stack: ExitStack) -> tuple[bytes, list[Record]]:
     if ".jsonl" in out.name or out.is_file():
         raise UsageError(f"--out {str(out)!r} names a file: name a folder, new or of an evaluation that was stopped")
     stack.enter_context(lock_folder(out, "evaluation's folder", "--out"))
-    if not os.access(out, os.W_OK):
-        raise UsageError(f"--out {str(out)!r} can't be written: name a folder that is yours to write")
     return read_begun(out / EPISODES)
 
 
