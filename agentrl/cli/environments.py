@@ -79,13 +79,12 @@ def _list(arguments: argparse.Namespace) -> int:
     from agentrl.config import parse_env
     from agentrl.runs.progress import Display
 
-    facts = None if arguments.env is None else listing.details(*parse_env(arguments.env))
+    facts = listing.overview() if arguments.env is None else listing.details(*parse_env(arguments.env))
     if arguments.json:
-        print(json.dumps(listing.overview() if facts is None else facts))
-    elif facts is None:
-        listing.show_overview(Display(sys.stdout))
+        print(json.dumps(facts))
     else:
-        listing.show_details(facts, Display(sys.stdout))
+        show = listing.show_overview if arguments.env is None else listing.show_details
+        show(facts, Display(sys.stdout))
     return 0
 
 

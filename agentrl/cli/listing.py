@@ -19,39 +19,34 @@ from agentrl.toolenv.registry import list_envs, make, module_of, plugins
 from agentrl.toolenv.tools.function import Tool
 
 
-def overview() -> dict[str, object]:
-    """List environments, broken plugins and presets, as plain data for JSON."""
-    return {
-        "environments": {entry["id"]: entry for entry in entries()},
-        "broken_plugins": [asdict(plugin) for plugin in plugins() if plugin.problem],
-        "presets": list(presets()),
-    }
+def overview() -> dict[str, Any]:
+    """List environments, broken plugins and presets, as plain data for JSON.
 
-
-def entries() -> list[dict[str, Any]]:
-    """List all environments, sorted by id, as plain data. One that can't be made has a problem and stops no other."""
+    An environment that can't be made has a problem, and stops no other.
+    """
     with _quiet():
-        return [_entry(env_id) for env_id in list_envs()]
+        environments = {env_id: _entry(env_id) for env_id in list_envs()}
+    broken = [asdict(plugin) for plugin in plugins() if plugin.problem]
+    return {"environments": environments, "broken_plugins": broken, "presets": list(presets())}
 
 
-def show_overview(display: Display) -> None:
-    """Print one line per environment, grouped by namespace, then the broken plugins, then the presets."""
-    environments = entries()
+def show_overview(facts: Mapping[str, Any], display: Display) -> None:
+    """Print the result of ``overview``: a line per environment, grouped by namespace, and those of the others."""
+    environments: Mapping[str, Mapping[str, Any]] = facts["environments"]
     # Limited: one overlong id must not push every other line's text to the right.
-    width = min(max((len(entry["id"]) for entry in environments), default=0), 50)
-    for namespace, group in groupby(environments, key=lambda entry: entry["id"].rpartition("/")[0]):
+    width = min(max(map(len, environments), default=0), 50)
+    for namespace, group in groupby(environments.values(), key=lambda entry: entry["id"].rpartition("/")[0]):
         members = list(group)
         homes = ", ".join(sorted({entry["distribution"] for entry in members}))
         display.say(f"environments {namespace or 'without a namespace'} (from {homes})", "bold")
         for entry in members:
             display.say(f"  {entry['id']:<{width}}  {_summary(entry)}", "red" if entry["problem"] else "")
-    broken = [plugin for plugin in plugins() if plugin.problem]
-    if broken:
+    if facts["broken_plugins"]:
         display.say("broken plugins", "bold")
-    for plugin in broken:
-        display.say(f"  {plugin.name!r} of {plugin.distribution}: {plugin.value!r} {plugin.problem}", "red")
+    for plugin in facts["broken_plugins"]:
+        display.say("  {name!r} of {distribution}: {value!r} {problem}".format(**plugin), "red")
     display.say("presets", "bold")
-    for name in presets():
+    for name in facts["presets"]:
         display.say(f"  {name}")
 
 
