@@ -110,5 +110,5 @@ def _overrides(arguments: argparse.Namespace) -> tuple[str, ...]:
         "eval.temperature": 0.0 if arguments.greedy else arguments.temperature,
     }
     # --set takes TOML, in which numbers and texts are written as in JSON.
-    given = {key: json.dumps(value, ensure_ascii=False) for key, value in chosen.items() if value is not None}
-    return *arguments.overrides, *map("=".join, given.items())
+    texts = {key: json.dumps(value, ensure_ascii=False) for key, value in chosen.items() if value is not None}
+    return *arguments.overrides, *map("=".join, texts.items())
