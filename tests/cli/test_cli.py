@@ -13,28 +13,9 @@ from agentrl.config import load_config
 from agentrl.runs.folder import RunFolder
 
 from ..conftest import python
+from .conftest import LOADING, refused
 
 pytestmark = pytest.mark.usefixtures("here")
-
-
-def everything(folder: Path) -> dict[str, bytes | None]:
-    files = (path for path in folder.rglob("*") if path.name != ".lock")
-    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in files}
-
-
-LOADING = "loading PyTorch …\n"
-"""What the first command that needs it says in this process."""
-
-
-def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    """The one sentence that a command says before it ends with exit code 2, leaving everything as it was."""
-    before = everything(Path())
-    assert main(argv) == 2
-    out, err = capsys.readouterr()
-    err = err.removeprefix(LOADING)
-    assert out == "" and err.startswith("agentrl: ") and err.count("\n") == 1 and "Traceback" not in err, err
-    assert everything(Path()) == before
-    return err.removeprefix("agentrl: ").strip()
 
 
 def printed(capsys: pytest.CaptureFixture[str], *argv: str) -> str:

@@ -1,12 +1,14 @@
 """A policy that speaks a script, and a session of it."""
 
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 import pytest
 
 from agentrl.endpoint.server import Endpoint, Ticket
+from agentrl.engines.base import Completion, Sampling
+from agentrl.engines.scripted import ScriptedEngine
 from agentrl.render.renderer import Renderer
 from agentrl.rollout.policy import Policy
 
@@ -15,6 +17,19 @@ from ..rollout.test_policy import Prompts, Told, policy_of
 from .client import Client
 
 Serve = Callable[..., Any]
+
+
+class Failing(ScriptedEngine):
+    """Raises each of the failures, and then says its turns."""
+
+    def __init__(self, failures: list[Exception], *turns: Sequence[int]) -> None:
+        super().__init__(turns)
+        self.failures = failures
+
+    async def generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, *, seed: int) -> Completion:
+        if self.failures:
+            raise self.failures.pop()
+        return await super().generate(prompt_ids, sampling, seed=seed)
 
 
 class Room(NamedTuple):

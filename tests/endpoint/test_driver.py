@@ -31,6 +31,7 @@ from agentrl.types import Stop, Task, Trajectory
 
 from ..rollout.conftest import only
 from ..runs.origins import ORIGIN
+from .conftest import Failing
 from .played import collect
 
 CALL = '<tool_call>\n{"name": "python", "arguments": {"code": "2+2"}}\n</tool_call>'
@@ -258,30 +259,17 @@ class Together(ScriptedEngine):
         return await super().generate(prompt_ids, sampling, seed=seed)
 
 
-class Failing(ScriptedEngine):
-    """Fails at first."""
-
-    failures: list[Exception] = []  # noqa: RUF012
-
-    async def generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, *, seed: int) -> Completion:
-        if self.failures:
-            raise self.failures.pop()
-        return await super().generate(prompt_ids, sampling, seed=seed)
-
-
 @pytest.mark.parametrize("error", [InfrastructureError("gone"), ConfigError("too long"), RuntimeError("a defect")])
 def test_an_episode_whose_engine_fails_is_played_again(
     renderer: Renderer, sums: str, tmp_path: Path, error: Exception
 ) -> None:
-    engine = Failing([renderer.turn("4")])
-    engine.failures = [error]
+    engine = Failing([error], renderer.turn("4"))
     collected = play(renderer, sums, agent(tmp_path, LOOP), engine)
     assert collected.faults == 1 and only(collected).rewards == (1.0,)
 
 
 def test_an_error_of_the_engine_keeps_its_kind(renderer: Renderer, sums: str, tmp_path: Path) -> None:
-    engine = Failing([])
-    engine.failures = [FaultRateError("nobody answers any more")]
+    engine = Failing([FaultRateError("nobody answers any more")])
     with pytest.raises(FaultRateError, match="nobody"):
         play(renderer, sums, agent(tmp_path, LOOP), engine)
 

@@ -14,14 +14,13 @@ from agentrl.endpoint.chat import CHAT
 from agentrl.endpoint.server import Endpoint
 from agentrl.endpoint.session import Session
 from agentrl.engines.base import Completion, Sampling
-from agentrl.engines.scripted import ScriptedEngine
 from agentrl.errors import InfrastructureError
 from agentrl.render.renderer import Renderer
 from agentrl.rollout.player import EpisodeLimits
 
 from ..rollout.test_policy import Told, check
 from .client import PATHS, Body, Client, ask, read
-from .conftest import Serve, recorded, scripted
+from .conftest import Failing, Serve, recorded, scripted
 from .recorded import Reply
 
 PROTOCOLS = pytest.mark.parametrize("protocol", PATHS)
@@ -184,22 +183,11 @@ async def test_paths_and_sizes(serve: Serve, monkeypatch: pytest.MonkeyPatch) ->
         assert len(at.engine.asked) == len(at.policy.rewards) == 1
 
 
-class Trouble(ScriptedEngine):
-    """Raises."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__([])
-        self.error = error
-
-    async def generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, *, seed: int) -> Completion:
-        raise self.error
-
-
 @PROTOCOLS
 @pytest.mark.parametrize("error", [InfrastructureError("gone"), RuntimeError("a defect")])
 async def test_a_fault_is_the_session_s_and_an_error_of_the_server(serve: Serve, protocol: str, error: Any) -> None:
     async with serve([]) as at:
-        at.policy._engine = Trouble(error)
+        at.policy._engine = Failing([error, error])
         for stream in (False, True):
             answer = await at.client.post(protocol, ask(protocol, "?", stream=stream))
             assert answer.status_code == 500 and message_of(answer.json()) == "the engine failed"

@@ -15,13 +15,12 @@ from agentrl.eval.sweep import SweepRequest, SweepRun, plan_runs, result_of, swe
 from agentrl.runs.files import lock_folder
 from agentrl.runs.folder import RunFolder, read_jsonl
 
+from ..cli.conftest import LOADING, refused
 from ..forked import Command, Server, is_alive
 from ..train.conftest import TOY, rows_of, same_weights
 
 QUICK = ("--preset", "quickstart")
 PAIRS = (*QUICK, "--vary", "algo.advantage=otb,otb_loo,group_mean", "--vary", "algo.loss=ctpo,gspo,ppo_clip")
-LOADING = "loading PyTorch …\n"
-"""What the first command that needs it prints in this process."""
 HALT = """
 import os, signal
 from pathlib import Path
@@ -116,13 +115,7 @@ def test_what_is_refused(here: Path, argv: tuple[str, ...], wanted: str, capsys:
     config = planned("algo.advantage=otb", "algo.loss=gspo", out=Path("old"), tokens=60000)[0].config
     RunFolder.create(config.updated(run={"name": "otb-ctpo-seed0"}), numbered=False).close()
     with lock_folder(here / "busy"):
-        before = {path: path.is_file() and path.read_bytes() for path in here.rglob("*")}
-        assert main(["sweep", *argv]) == 2
-    out, err = capsys.readouterr()
-    err = err.removeprefix(LOADING)
-    assert out == "" and err.startswith("agentrl: ") and err.count("\n") == 1, err
-    assert wanted.replace("PID", str(os.getpid())) in err
-    assert {path: path.is_file() and path.read_bytes() for path in here.rglob("*")} == before
+        assert wanted.replace("PID", str(os.getpid())) in refused(capsys, "sweep", *argv)
 
 
 def finish(run: SweepRun, *success: float, tasks: int = 8) -> None:
