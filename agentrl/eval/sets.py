@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 
-from agentrl.config import Config, parse_config, with_overrides
+from agentrl.config import Config, parse_config, parse_env
 from agentrl.errors import UsageError
 
 _SETTINGS = ("split", "tasks", "attempts", "temperature")
@@ -28,18 +28,15 @@ def make_sets(config: Config, texts: Sequence[str]) -> dict[str, Config]:
     taught = {"dialect": dialects.pop()} if len(dialects) == 1 else {}
     sets: dict[str, Config] = {}
     for text in texts:
-        head, _, options = text.partition("?")
+        head, options = parse_env(text)
         chosen, _, env_id = head.rpartition("=")
         name = chosen or short_name(env_id)
         if not env_id or name in sets:
             raise UsageError(
                 f"--env {text!r} names no set, or one for the second time: write NAME=ID?key=value&key=value"
             )
-        overrides = [
-            f"eval.{option}" if option.partition("=")[0] in _SETTINGS else f"env.mix.{name}.args.{option}"
-            for option in filter(None, options.split("&"))
-        ]
-        sets[name] = with_overrides(_only(config, name, env_id, taught), overrides)
+        settings = {key: options.pop(key) for key in _SETTINGS if key in options}
+        sets[name] = _only(config, name, env_id, taught | options, settings)
     return sets
 
 
@@ -48,7 +45,10 @@ def short_name(env_id: str) -> str:
     return re.sub(r"[^A-Za-z0-9_-]", "-", env_id.rpartition("/")[2])
 
 
-def _only(config: Config, name: str, env_id: str, args: Mapping[str, object]) -> Config:
+def _only(
+    config: Config, name: str, env_id: str, args: Mapping[str, object], settings: Mapping[str, object] = {}
+) -> Config:
     played = {"id": env_id, "args": dict(args)}
     env = {"sandbox": config.env.sandbox, **({"mix": {name: played}} if name else played)}
-    return parse_config({**config.model_dump(mode="json"), "env": env})
+    data = config.model_dump(mode="json")
+    return parse_config({**data, "env": env, "eval": {**data["eval"], **settings}})
