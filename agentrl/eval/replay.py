@@ -53,6 +53,11 @@ class Verdict:
     """The parts of the final reward; none where it was not graded."""
 
 
+def verdict(record: Record) -> Verdict:
+    """Return how a recorded episode was graded."""
+    return Verdict(ret=record.trajectory.ret, won=record.won, parts=record.trajectory.parts)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
     """An episode that was played again."""
@@ -175,7 +180,7 @@ def _replayed(record: Record, env: ToolEnv, results: deque[_Recorded], *, to_end
         task_id=trajectory.task_id,
         seed=trajectory.seed,
         change=change,
-        recorded=Verdict(ret=trajectory.ret, won=record.won, parts=trajectory.parts),
+        recorded=verdict(record),
         now=now,
     )
 

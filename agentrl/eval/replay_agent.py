@@ -10,13 +10,12 @@ from agentrl.engines.base import Sampling
 from agentrl.engines.scripted import ScriptedEngine
 from agentrl.errors import FaultRateError, UsageError
 from agentrl.eval.compare import parting
-from agentrl.eval.replay import Change, Replayed, Verdict
+from agentrl.eval.replay import Change, Replayed, verdict
 from agentrl.rollout.collector import Collector
 from agentrl.rollout.plan import EpisodeSpec
 from agentrl.runs.assemble import make_collector, make_renderer, run_tokenizer, task_mix, with_dialect
 from agentrl.runs.records import Record
 from agentrl.runs.settings import read_config
-from agentrl.types import Trajectory, won
 
 _WHAT = {"template": "observation", "policy": "turn"}
 """What differs, by the source of the first token that does; ``prompt``, ``tool`` and ``row`` are called so."""
@@ -64,31 +63,26 @@ def replay_agents(records: Sequence[Record], config: Config) -> Iterator[Replaye
             before = record.trajectory
             script = tuple(segment.token_ids for segment in before.sampled)
             spec = EpisodeSpec(task_id=before.task_id, seed=before.seed, env=before.env, script=script)
-            change, now = None, None
+            change, again = None, None
             try:
                 collected = runner.run(collectors[record.origin.split].collect([[spec]], ScriptedEngine(()), sampling))
-                (now,) = collected.groups[0].trajectories
+                (played,) = collected.groups[0].trajectories
                 pieces = tuple(
-                    tuple(tokenizer.decode([token]) for token in segment.token_ids) for segment in now.segments
+                    tuple(tokenizer.decode([token]) for token in segment.token_ids) for segment in played.segments
                 )
-                change = _change(record, Record(trajectory=now, origin=record.origin, pieces=pieces))
+                again = Record(trajectory=played, origin=record.origin, pieces=pieces)
+                change = _change(record, again)
             except FaultRateError as error:
                 change = Change(turn=0, what="fault", recorded="", now=str(error))
-            recorded = Verdict(ret=before.ret, won=record.won, parts=before.parts)
-            verdict = _verdict(now, record) if now else None
-            yield Replayed(task_id=before.task_id, seed=before.seed, change=change, recorded=recorded, now=verdict)
+            now = verdict(again) if again else None
+            yield Replayed(task_id=before.task_id, seed=before.seed, change=change, recorded=verdict(record), now=now)
 
 
 def _change(before: Record, now: Record) -> Change | None:
     token = parting(before, now)
     if token is not None:
         what = _WHAT.get(token.source, token.source)
-        return Change(
-            turn=token.turn,
-            what=what,
-            recorded=token.before + token.a,
-            now=token.before + token.b,
-        )
+        return Change(turn=token.turn, what=what, recorded=token.before + token.a, now=token.before + token.b)
     ends = [record.trajectory.stop.value for record in (before, now)]
     if ends[0] != ends[1]:
         return Change(turn=len(before.trajectory.sampled), what="end", recorded=ends[0], now=ends[1])
@@ -96,7 +90,3 @@ def _change(before: Record, now: Record) -> Change | None:
         returns = [f"{record.trajectory.ret:g}" for record in (before, now)]
         return Change(turn=len(before.trajectory.sampled), what="reward", recorded=returns[0], now=returns[1])
     return None
-
-
-def _verdict(now: Trajectory, record: Record) -> Verdict:
-    return Verdict(ret=now.ret, won=won(now, record.origin.best_return), parts=now.parts)
