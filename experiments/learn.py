@@ -76,7 +76,6 @@ class _PausingBar:
     """A bar of training that waits, between two steps, while the worker is to wait."""
 
     def __init__(self, bar: Bar, limits: Limits) -> None:
-        self.expect = bar.expect
         self._bar, self._limits = bar, limits
 
     def advance(self, note: str = "") -> None:

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.cli.command import add_command, add_config_arguments, check_config, load_torch
+from agentrl.errors import ConfigError
 
 _SWEEP = """examples:
   agentrl sweep --preset quickstart --vary algo.advantage=otb,otb_loo,group_mean --vary algo.loss=ctpo,gspo,ppo_clip
   agentrl sweep --preset quickstart --vary rollout.group_size=4,8 --seeds 0,1 --out runs/groups --dry-run
-  agentrl sweep my.toml --set eval.every=5 --vary rollout.tasks+rollout.group_size=16+4,8+8 --tokens 30000
+  agentrl sweep my.toml --set eval.every=5 --vary rollout.tasks+rollout.group_size=16+4,8+8 --tokens 30000 --jobs 2
 
 Settings joined by + are varied together. Every run ends after the same number of sampled tokens. The table is printed,
 and sweep.json has each run; agentrl view draws the learning curves of several run folders. A sweep can be stopped with
@@ -30,6 +31,7 @@ def add_commands(commands: Any) -> None:
     sweep.add_argument("--seeds", type=_seeds, default="0,1,2", help="each setting runs once for each (default: 0,1,2)")
     sweep.add_argument("--tokens", type=int, default=60_000, help="sampled tokens of a run (default: 60000)")
     sweep.add_argument("--out", type=Path, default=Path("runs/sweep"), help="the sweep's folder (default: runs/sweep)")
+    sweep.add_argument("--jobs", type=int, default=1, help="how many runs at a time (default: 1)")
     sweep.add_argument("--dry-run", action="store_true", help="list the runs and write nothing")
 
 
@@ -39,6 +41,8 @@ def _seeds(text: str) -> list[int]:
 
 def _sweep(arguments: argparse.Namespace) -> int:
     check_config(arguments)
+    if arguments.jobs < 1:
+        raise ConfigError(f"--jobs is {arguments.jobs}: do at least 1 run at a time")
     from agentrl.eval.sweep import SweepRequest, check_folders, plan_runs, result_of, sweep
 
     names = ("preset", "config", "overrides", "vary", "seeds", "tokens", "out")
@@ -58,6 +62,6 @@ def _sweep(arguments: argparse.Namespace) -> int:
             state = "done" if result_of(run) else "resumes" if run.has_begun else "new"
             print(f"{run.folder.name} ({state}): agentrl {shlex.join(run.words)}")
         return 0
-    table, failed = sweep(runs, display.say)
+    table, failed = sweep(runs, arguments.jobs, display.say)
     print(table)
     return int(failed > 0)

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import chain, groupby, product
@@ -180,11 +181,12 @@ def result_of(run: SweepRun) -> RunResult | None:
     return RunResult(success=curve[-1][1], tasks=tasks, sampled_tokens=sampled, minutes=minutes, curve=tuple(curve))
 
 
-def sweep(runs: Sequence[SweepRun], say: Callable[[str], None]) -> tuple[str, int]:
-    """Train the runs that are not done, one after the other, and write ``sweep.json``.
+def sweep(runs: Sequence[SweepRun], jobs: int, say: Callable[[str], None]) -> tuple[str, int]:
+    """Train the runs that are not done, each in a process of its own, and write ``sweep.json``.
 
     Args:
         runs: as planned.
+        jobs: number of runs at a time.
         say: prints a line of progress.
 
     Returns:
@@ -198,7 +200,7 @@ def sweep(runs: Sequence[SweepRun], say: Callable[[str], None]) -> tuple[str, in
     with lock_folder(out, "sweep folder", "--out"):
         before = signal.signal(signal.SIGTERM, _terminate)
         try:
-            _train_all(runs, say, errors)
+            _train_all(runs, jobs, say, errors)
         finally:
             signal.signal(signal.SIGTERM, before)
             table = _write(out, runs, errors)
@@ -210,27 +212,56 @@ def _terminate(*_: object) -> None:
     raise Terminated
 
 
-def _train_all(runs: Sequence[SweepRun], say: Callable[[str], None], errors: dict[str, str]) -> None:
+def _train_all(runs: Sequence[SweepRun], jobs: int, say: Callable[[str], None], errors: dict[str, str]) -> None:
     waiting = [run for run in runs if result_of(run) is None]
     done = len(runs) - len(waiting)
     say(f"{len(waiting)} of {len(runs)} runs are to be trained")
-    try:
-        for number, run in enumerate(waiting, start=done + 1):
-            name, error = run.folder.name, _train(run, say)
-            errors |= {name: error} if error else {}
-            say(f"{name}: {f'failed: {error}' if error else 'done'} ({number} of {len(runs)})")
-    except KeyboardInterrupt as error:
-        raise type(error)("stopped; the same command resumes the sweep") from None
+    processes = _Processes()
+    with ThreadPoolExecutor(jobs) as pool:
+        try:
+            futures = {pool.submit(_train, run, processes, say): run.folder.name for run in waiting}
+            for number, future in enumerate(as_completed(futures), start=done + 1):
+                name, error = futures[future], future.result()
+                errors |= {name: error} if error else {}
+                say(f"{name}: {f'failed: {error}' if error else 'done'} ({number} of {len(runs)})")
+        except KeyboardInterrupt as error:
+            say("stopping: each run saves what it has; Ctrl-C again ends them at once")
+            with suppress(KeyboardInterrupt):
+                processes.stop(signal.SIGINT)
+                pool.shutdown(cancel_futures=True)
+            processes.stop(signal.SIGKILL)
+            raise type(error)("stopped; the same command resumes the sweep") from None
 
 
-def _train(run: SweepRun, say: Callable[[str], None]) -> str:
-    """Train a run in a process of its own; return why it failed, in one sentence, or an empty text."""
+class _Processes:
+    """The processes of a sweep."""
+
+    def __init__(self) -> None:
+        self._started, self._stopped = list[subprocess.Popen[bytes]](), False
+
+    def add(self, process: subprocess.Popen[bytes]) -> None:
+        """Add a process, and stop it where the others have been."""
+        self._started.append(process)
+        # It may get a second signal, which does no harm.
+        if self._stopped:
+            process.send_signal(signal.SIGINT)
+
+    def stop(self, number: signal.Signals) -> None:
+        """Send a signal to the processes that have not ended; those that are added later get SIGINT."""
+        self._stopped = True
+        for process in self._started:
+            process.send_signal(number)
+
+
+def _train(run: SweepRun, processes: _Processes, say: Callable[[str], None]) -> str:
+    """Train a run to its end; return why it failed, in one sentence, or an empty text."""
     say(f"{run.folder.name}: {'resumes' if run.has_begun else 'begins'}")
     path = run.folder.with_name(f"{run.folder.name}.log")
     words = ("train", "--resume", str(run.folder)) if run.has_begun else run.words
     try:
         with open_to_append(path) as log:
-            code = _ended(start_python(("-m", "agentrl", *words), log), say)
+            processes.add(process := start_python(("-m", "agentrl", *words), log))
+            code = process.wait()
             log.seek(0)
             last = log.read().decode(errors="replace").strip().rpartition("\n")[2] or "it printed no reason"
     except OSError as error:
@@ -240,19 +271,6 @@ def _train(run: SweepRun, say: Callable[[str], None]) -> str:
     if code == 0:
         return "" if result_of(run) else f"it ended without its last evaluation or its report (more in {path})"
     return f"{last.removeprefix('agentrl: ')} (exit code {code}; more in {path})"
-
-
-def _ended(process: subprocess.Popen[bytes], say: Callable[[str], None]) -> int:
-    """Wait for a process; where the sweep is stopped, let it save what it has."""
-    try:
-        return process.wait()
-    except KeyboardInterrupt:
-        say("stopping: the run saves what it has; Ctrl-C again ends it at once")
-        process.send_signal(signal.SIGINT)
-        with suppress(KeyboardInterrupt):
-            process.wait()
-        process.kill()
-        raise
 
 
 def _write(out: Path, runs: Sequence[SweepRun], errors: Mapping[str, str]) -> str:

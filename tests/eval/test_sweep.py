@@ -102,6 +102,7 @@ def test_runs_differ_in_what_is_varied_and_in_nothing_else() -> None:
         ((*PAIRS, "--seeds", "0,x"), "argument --seeds"),
         ((*PAIRS, "--seeds", "-1"), "setting 'run.seed' is -1"),
         ((*PAIRS, "--tokens", "-1"), "setting 'optim.steps' is -1"),
+        ((*PAIRS, "--jobs", "0"), "--jobs is 0"),
         ((*PAIRS, "--out", "taken/in"), "can't be written: Not a directory"),
         ((*PAIRS, "--out", "notes"), "sweep.json that no sweep wrote: choose another --out"),
         ((*PAIRS, "--out", "old", "--seeds", "0"), "(algo.loss is 'gspo' there and 'ctpo' here): choose another --out"),
@@ -149,7 +150,7 @@ def test_seeds_are_pooled_by_their_tasks() -> None:
     runs = planned("algo.loss=ctpo,gspo", seeds=[0, 1])
     for run, wins, tasks in zip(runs, (82, 0, 100, 163), (100, 163, 163, 163), strict=True):
         finish(run, 0.5, wins / tasks, tasks=tasks)
-    table, failed = sweep(runs, lambda _: None)
+    table, failed = sweep(runs, 1, lambda _: None)
     # Newcombe (1998), table I, method 3: 81 of 263 has the interval 0.2553 to 0.3662; this is 182 of 263.
     assert "| ctpo | 82.0% | 61.3% | 69.2% (63.4% to 74.5%) | 50.0% | 1,000 | 1.0 |\n" in table and failed == 0
 
@@ -170,7 +171,7 @@ def end(command: Command, code: int) -> str:
 def test_sweep_that_was_stopped_goes_on(server: Server, tmp_path: Path) -> None:
     quiet, out = tmp_path / "quiet", tmp_path / "out"
     quiet.mkdir()
-    table = end(begin(server, quiet, *THREE), 0)
+    table = end(begin(server, quiet, *THREE, "--jobs", "2"), 0)
     for number, (name, sig) in enumerate(zip(NAMES, (signal.SIGINT, signal.SIGTERM, signal.SIGKILL), strict=True)):
         command = begin(server, tmp_path, *THREE, toy=TOY + HALT)
         command.until((tmp_path / f"{name}.halted").exists)
@@ -204,7 +205,7 @@ def test_sweep_that_was_stopped_goes_on(server: Server, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_run_that_fails_has_its_reason_in_the_table_and_the_rest_go_on(server: Server, tmp_path: Path) -> None:
-    vary = ("--vary", "rollout.episode_tokens=8,96", "--set", "sft.steps=0", "--tokens", "60")
+    vary = ("--vary", "rollout.episode_tokens=8,96", "--set", "sft.steps=0", "--jobs", "2", "--tokens", "60")
     table = end(begin(server, tmp_path, *vary), 1)
     assert "| 8 | not done |  |  |  |  |\n| 96 | " in table
     assert "\n8-seed0 failed: no episode had room for a turn: their prompts have 20 tokens or more" in table
