@@ -16,7 +16,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -94,22 +93,13 @@ class ForkingPopen(Popen[bytes]):
         if not isinstance(args, list) or args[:1] != [sys.executable] or "preexec_fn" not in options:
             return super().__new__(cls)
         assert options["stdin"] == subprocess.DEVNULL and options["stdout"] == options["stderr"]
-        pids = SimpleQueue[int]()
-
-        def fork() -> None:
-            if pid := os.fork():
-                pids.put(pid)
-                # The process gets its signal when this thread ends.
-                threading.Event().wait()
-            options["preexec_fn"]()
-            log = options["stdout"].fileno()
-            words, env = args[1:], options["env"] or os.environ
-            # Not sys.exit: what the parent has begun and has to end, on its stack, is not this process's.
-            os._exit(run_as_python(words, (os.open(os.devnull, os.O_RDONLY), log, log), env))
-
-        # PyTorch's threads are gone after a fork, and only a thread that has used none of them makes new ones.
-        threading.Thread(target=fork, daemon=True).start()
-        return Forked(pids.get())
+        pid = os.fork()
+        if pid:
+            return Forked(pid)
+        options["preexec_fn"]()
+        log = options["stdout"].fileno()
+        # Not sys.exit: what the parent has begun and has to end, on its stack, is not this process's.
+        os._exit(run_as_python(args[1:], (os.open(os.devnull, os.O_RDONLY), log, log), options["env"] or os.environ))
 
 
 def run_as_python(words: Sequence[str], descriptors: Sequence[int], env: Mapping[str, str]) -> int:
