@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+import curriculum
 import long
 import pretrained
 import show_exact
@@ -25,7 +26,7 @@ EXAMPLES = """examples:
   python experiments/figures.py           write them
   python experiments/figures.py --check   write nothing; 1 is the exit code where they are not those of the rows
 """
-PARTS = ("A", "B", "W", "C", "D", "E", "F", "G", "H")
+PARTS = ("A", "B", "W", "C", "D", "E", "F", "G", "H", "curriculum")
 Maker = Callable[[Rows], str]
 
 
@@ -61,6 +62,7 @@ TABLES: Mapping[str, Maker] = {
     "table 6": _of("F", show_updates.both),
     "table 7": pretrained.results,
     "table 8": long.results,
+    "table 9": lambda rows: curriculum.table(rows["curriculum"]) if rows.get("curriculum") else NOT_RUN,
 }  # fmt: skip
 """Markdown by name."""
 _MODULES = (show_exact, show_gradients, show_learning, show_updates, long)
