@@ -1,15 +1,18 @@
 """Part G: what its tasks ask, which runs it has, and what is kept of one by position."""
 
+import sys
 from typing import Any
 
 import pytest
 
 from .conftest import load
 
-long, relay = load("long"), load("relay")
+long = load("long")
 
 
-def test_an_episode_is_long_and_a_single_slip_loses_it() -> None:
+def test_an_episode_is_long_and_a_single_slip_loses_it(clean_registry: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "relay", raising=False)
+    relay = load("relay")
     env = relay.Relay(lines=10, length=40)
     task = env.tasks("train")[0]
     turns = env.gold_turns(task)
