@@ -193,10 +193,12 @@ def work(part: str, books: Books, limits: Limits, root: Path = PLACE) -> str:
                 if folder is None:
                     elsewhere += 1
                     continue
+                # A unit that another worker has just finished may decide what comes next, so the list is made anew too.
+                begun = True
                 if not books.has(unit):
                     display.say(f"{name_of(unit)}: {words(unit)}")
                     do(unit, folder, books, root, display)
-                    limits.done, begun = limits.done + 1, True
+                    limits.done += 1
                 tidy(folder)
             if begun:
                 break
