@@ -1,4 +1,7 @@
-"""Raw rows of experiments: a JSON object a line for each finished unit, with the commit that it was made with."""
+"""Raw rows of experiments: a JSON object a line for each finished unit, with the commit that it was made with.
+
+A row is never deleted. One that no longer counts has the reason in ``superseded``.
+"""
 
 import fcntl
 import json
@@ -60,13 +63,17 @@ class RowFile:
         # Whoever has the lock is alone, so a line without an end has nobody who still writes it.
         if whole != text:
             file.truncate(len(whole))
-        self.rows = [json.loads(line) for line in whole.splitlines()]
+        self.rows = _counted(whole.decode())
+
+
+def _counted(text: str) -> list[dict[str, Any]]:
+    """Parse the rows of a file, without those that say why they count no longer: their units are done again."""
+    return [row for line in text.splitlines() if "superseded" not in (row := json.loads(line))]
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Read the rows of a file; none where it is not there."""
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    return [json.loads(line) for line in text.splitlines()]
+    """Read the rows of a file that count; none where it is not there."""
+    return _counted(path.read_text(encoding="utf-8")) if path.exists() else []
 
 
 def digits(value: float, count: int = 6) -> float:

@@ -54,3 +54,12 @@ def test_two_processes_add_rows_and_lose_none(tmp_path: Path) -> None:
     assert not mine.has({"late": 1})
     mine.refresh()
     assert mine.has({"late": 1})
+
+
+def test_a_superseded_row_stays_in_the_file_and_does_not_count(tmp_path: Path) -> None:
+    path = tmp_path / "C.jsonl"
+    path.write_text('{"unit": {"seed": 1}, "superseded": "another machine"}\n{"unit": {"seed": 2}}\n')
+    file = rows.RowFile(path, "abc")
+    assert not file.has({"seed": 1}) and file.has({"seed": 2}) and rows.read_rows(path) == file.rows
+    file.add({"seed": 1})
+    assert len(path.read_text().splitlines()) == 3 and rows.read_rows(path) == file.rows
