@@ -31,7 +31,7 @@ from agentrl.models.native import name_of
 from agentrl.rollout.driver import StepDriver
 from agentrl.rollout.plan import EpisodeSpec
 from agentrl.rollout.policy import Policy
-from agentrl.runs.checkpoint import export, load_state, model_at
+from agentrl.runs.checkpoint import export, load_state, load_unused, model_at
 from agentrl.runs.folder import checkpoints, read_jsonl
 from agentrl.runs.records import read_episodes, write_episodes
 from agentrl.runs.settings import read_config, read_versions
@@ -113,6 +113,21 @@ def test_rollouts_alone_can_be_learned_from(on_disk: OnDisk) -> None:
     (row,) = rows_of(run)
     assert row["episodes"] == 15 and row["grad_norm"] > 0 and row["logp_diff_max"] < 1e-4
     assert [path.name for path in checkpoints(run)] == ["step-000000", "step-000001"]
+
+
+@pytest.mark.slow
+def test_kept_and_saved_episodes_of_several_rows_are_those_that_were_played(on_disk: OnDisk) -> None:
+    run = train(on_disk("run.name=lag", "rollout.overlap=lag", TWICE, *EVERY, "run.deterministic=true"), quiet())
+    unused = load_unused(checkpoints(run)[1])
+    assert len(unused) == 12 and all(len(episode.rows) == 2 for episode in unused)
+    trained = [record.trajectory for record in read_episodes(run / "episodes" / "step-000002.jsonl.zst")]
+    assert unused == trained, "with the log-probs that they were trained with"
+    cut = shutil.copytree(run, run.with_name("cut"))
+    for path in checkpoints(cut)[2:]:
+        shutil.rmtree(path)
+    resume(cut, quiet())
+    assert rows_of(cut) == rows_of(run) and len(rows_of(run)) == 3 and same_weights(run, cut)
+    assert all(row["turns_mean"] == 2 and row["grad_norm"] > 0 for row in rows_of(run))
 
 
 def _first(row: Line) -> Line:
