@@ -72,7 +72,7 @@ FIGURES: Mapping[str, tuple[str, Maker]] = {
     "figure 3": ("Learning curves, mean over seeds with 95% intervals", show_learning.curves),
     "figure 4": ("Norms of gradients", show_learning.norms),
     "figure 5": ("Success by learning rate", show_learning.success_by_rate),
-    "figure 6": ("Tokens to 70% by loss and passes", show_updates.tokens_by_loss),
+    "figure 6": ("Tokens to 50% by loss and passes", show_updates.tokens_by_loss),
     "figure 7": ("Spread of the cumulative log ratio by position", long.spread),
     "figure 8": ("Clipped share by position", long.clipped),
 }

@@ -13,8 +13,10 @@ from verdict import NOT_RUN, Rows, Verdict
 from agentrl.eval.pages import table
 from agentrl.eval.paired import bootstrap
 
-TARGETS = (0.5, 0.7, 0.9)
-PRIMARY = 0.7
+TARGETS = (0.3, 0.5, 0.7)
+PRIMARY = 0.5
+_TUNING = 0.3
+"""The success that two tuning seeds of an arm reach within their few steps."""
 _OTB, _CARRY, _POOLED, _NONE = ("otb", "0/1"), ("otb carry", "0/1"), ("otb_pooled", "0/1"), ("none", "0/1")
 _GRPO_32, _SIGNED = ("grpo at 32", "0/1"), ("none", "-1/1")
 
@@ -158,7 +160,7 @@ _QUESTIONS: Mapping[str, tuple[Key, Key, float]] = {
 }
 """Arms A and B of each primary contrast, and the ratio of B's tokens to A's that is asked about."""
 _CLAIMS = {
-    "D1": "pooled needs fewer tokens to 70% than `otb`",
+    "D1": "pooled needs fewer tokens to 50% than `otb`",
     "D2": "`otb` carry needs fewer than `otb`",
     "D3": "`otb` at N = 4 needs at most 35% of the tokens of `grpo` at N = 32",
     "D4": "`none` equals pooled with rewards 0/1, within [.8, 1.25]",
@@ -229,13 +231,13 @@ def _d0(rows: Rows) -> Verdict:
 
 
 def spread(rows: Rows) -> str:
-    """Table 3c: the spread of paired differences of log tokens to 70%, in C, which the power of D depends on."""
+    """Table 3c: the spread of paired differences of log tokens to 30%, in C, which the power of D depends on."""
     chosen = {key: {row["unit"]["seed"]: row for row in of[best_rate(of)]} for key, of in _tried("C", rows).items()}
     base = chosen.get(_OTB, {})
-    effects = {key: contrast(base, runs, PRIMARY) for key, runs in chosen.items() if key != _OTB}
+    effects = {key: contrast(base, runs, _TUNING) for key, runs in chosen.items() if key != _OTB}
     lines = [
         [name(key), effect.words(), f"{stdev(effect.logs):.2f}" if len(effect.logs) > 1 else ""]
         for key, effect in effects.items()
         if effect is not None
     ]
-    return table(["arm against `otb`, two seeds", "tokens to 70%", "spread s"], lines) if lines else NOT_RUN
+    return table(["arm against `otb`, two seeds", "tokens to 30%", "spread s"], lines) if lines else NOT_RUN

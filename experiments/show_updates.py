@@ -35,18 +35,18 @@ def by_loss(rows: Rows) -> str:
         for loss in losses:
             if (compared := _against(rows, passes, loss, "reinforce")) is not None:
                 lines.append([f"{loss}, {words}", compared.words()])
-    return table(["against `reinforce` with as many passes", "tokens to 70%"], lines) if lines else NOT_RUN
+    return table(["against `reinforce` with as many passes", "tokens to 50%"], lines) if lines else NOT_RUN
 
 
 def tokens_by_loss(rows: Rows) -> str:
-    """Figure 6: tokens to 70% by loss and passes, each seed a point."""
+    """Figure 6: tokens to 50% by loss and passes, each seed a point."""
     arms = by_arm(rows["E"], "results")
     if not arms:
         return ""
     most = max(sum(row["tokens"]) for runs in arms.values() for row in runs.values()) / 1000
-    y = Axis(title="sampled tokens to 70% (thousands)", low=0, high=most * 1.05)
+    y = Axis(title="sampled tokens to 50% (thousands)", low=0, high=most * 1.05)
     chart = Chart(
-        "Tokens to 70% by loss",
+        "Tokens to 50% by loss",
         Axis(title="losses as in the legend: 1 pass, and beside it 4", low=0, high=len(LOSSES)),
         y,
     )
@@ -63,7 +63,7 @@ def tokens_by_loss(rows: Rows) -> str:
 
 
 def both(rows: Rows) -> str:
-    """Table 6: tokens to 70% with either, both and neither of pooled OTB and CTPO, by staleness."""
+    """Table 6: tokens to 50% with either, both and neither of pooled OTB and CTPO, by staleness."""
     arms = by_arm(rows["F"], "results")
     if not arms:
         return NOT_RUN
@@ -95,7 +95,7 @@ def verdicts(rows: Rows) -> list[Verdict]:
     """Judge E1 and E2."""
     results = []
     for label, other in (("E1", "ppo_clip"), ("E1", "gspo"), ("E2", "ctpo power 0")):
-        claim = f"with 4 passes `ctpo` needs fewer tokens to 70% than `{name((other, '0/1'))}`"
+        claim = f"with 4 passes `ctpo` needs fewer tokens to 50% than `{name((other, '0/1'))}`"
         effect = _against(rows, 4, "ctpo", other)
         results.append(
             Verdict(label, claim) if effect is None else Verdict(label, claim, decided(effect, 1.0), effect.words())

@@ -97,7 +97,7 @@ def test_every_part_with_rows_has_its_tables_and_figures(monkeypatch: pytest.Mon
     assert "| G1 | the spread of S_t grows as √t: slope .4 to .6 | holds | ctpo 0.50" in page
     assert "| G2 | power ½ clips late tokens as often as early ones | holds | 1.52 times |" in page
     assert "| G2 | power 0 clips late tokens at least 3 times as often | holds | 64.00 times |" in page
-    assert "| D1 | pooled needs fewer tokens to 70% than `otb` | holds |" in page
+    assert "| D1 | pooled needs fewer tokens to 50% than `otb` | holds |" in page
     assert "(3 pairs); fewer in 3 of 3" in page
     assert figures.made(book, page) == files, "made again it stays as it is"
     assert "So far" not in page
