@@ -1,5 +1,6 @@
 """Tables, figures and verdicts of parts C and D: rates, and learning."""
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
@@ -17,6 +18,8 @@ TARGETS = (0.3, 0.5, 0.7)
 PRIMARY = 0.5
 _TUNING = 0.3
 """The success that two tuning seeds of an arm reach within their few steps."""
+_FEWEST = 5
+"""Pairs in which both runs got there, below which their interval decides nothing."""
 _OTB, _CARRY, _POOLED, _NONE = ("otb", "0/1"), ("otb carry", "0/1"), ("otb_pooled", "0/1"), ("none", "0/1")
 _GRPO_32, _SIGNED = ("grpo at 32", "0/1"), ("none", "-1/1")
 
@@ -150,6 +153,26 @@ def contrasts(rows: Rows) -> str:
     return table(["", "statement", "found", "sign test p", "bootstrap p", "after Holm"], lines)
 
 
+def areas(rows: Rows) -> str:
+    """Table 3d: success over all steps, which no run leaves out, against `otb` within seeds."""
+    arms = by_arm(rows["D"], "results")
+    base = arms.get(_OTB, {})
+    lines = []
+    for key, runs in arms.items():
+        apart = [_area(runs[seed]) - _area(base[seed]) for seed in sorted(runs.keys() & base.keys())]
+        if apart:
+            low, high = bootstrap(apart)
+            cells = [f"{100 * value:+.1f}" for value in (mean(apart), low, high)] if key != _OTB else ["", "", ""]
+            level = f"{100 * mean(map(_area, runs.values())):.1f}%"
+            lines.append([name(key), len(apart), level, *cells, sum(value > 0 for value in apart)])
+    head = ["arm", "seeds", "mean success", "against `otb`, points", "95%: low", "high", "seeds above `otb`"]
+    return table(head, lines) if lines else NOT_RUN
+
+
+def _area(row: Row) -> float:
+    return math.fsum(row["successes"]) / math.fsum(row["episodes"])
+
+
 _QUESTIONS: Mapping[str, tuple[Key, Key, float]] = {
     "D1": (_OTB, _POOLED, 1.0),
     "D2": (_OTB, _CARRY, 1.0),
@@ -193,13 +216,16 @@ def verdicts(rows: Rows) -> list[Verdict]:
         holds = decided(effect, limit)
         if label == "D4":
             inside, outside = effect.low >= 0.8 and effect.high <= 1.25, effect.low > 1.25 or effect.high < 0.8
-            holds = True if inside else False if outside else None
+            enough = len(effect.logs) >= _FEWEST
+            holds = True if enough and inside else False if enough and outside else None
         results.append(Verdict(label, claim, holds, effect.words()))
     return results
 
 
 def decided(effect: Contrast, limit: float) -> bool | None:
-    """Decide on which side of a ratio the interval lies; None where it is on both."""
+    """Decide on which side of a ratio the interval lies; None where it is on both, or has too few pairs."""
+    if len(effect.logs) < _FEWEST:
+        return None
     return True if effect.high < limit else False if effect.low >= limit else None
 
 
