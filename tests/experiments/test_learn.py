@@ -18,6 +18,7 @@ from ..train.conftest import TOY
 from .conftest import load
 
 arms, learn, schedule, work = map(load, ("arms", "learn", "schedule", "work"))
+load("sums")  # the settings name its sandbox
 
 
 SMALL_WARM = {"env.id": "test/Toy-v0", "sft.steps": 2, "sft.tasks": 4, "sft.episodes": 4, "eval.tasks": 1}
@@ -105,7 +106,7 @@ def test_rates_at_the_edge_are_followed_and_then_the_parts_have_theirs() -> None
     equal = finished(lambda unit: 0.5)
     assert len(equal["C"]) == 90 + 30 and len(equal["E"]) == 56 + 14, "but not without end"
     runs = list(schedule.units("D", book))
-    assert len(runs) == 20 * 9 + 8 and [unit["seed"] for unit in runs[:13]] == [2000] * 13
+    assert len(runs) == 20 * 9 + 10 * 4 and [unit["seed"] for unit in runs[:13]] == [2000] * 13
     assert {unit["lr"] for unit in runs if unit["arm"] == "otb"} == {0.03}
     assert {unit["lr"] for unit in runs if unit["arm"] == "grpo"} == {3e-5}
     assert len([unit for unit in schedule.units("E", book) if unit["purpose"] == "results"]) == 140
@@ -118,7 +119,7 @@ def test_a_part_waits_for_the_rates_of_another(books: Any) -> None:
         list(schedule.units("D", books))
     lines = list(learn.listed(books))
     assert lines[0] == "C: 0 of 90 runs done, 1.8 core-hours left, 2 warm starts to try"
-    assert lines[1].startswith("D: 0 of 188 runs done, 7") and "part C" in lines[1]
+    assert lines[1].startswith("D: 0 of 220 runs done, 8") and "part C" in lines[1]
 
 
 def test_workers_share_units(books: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
