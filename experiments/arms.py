@@ -15,7 +15,7 @@ Setting = str | int | float
 PRESET = "quickstart"
 BASE: Mapping[str, Any] = {
     "run.threads": 1,
-    "env.sandbox": "sums:SumSandbox",
+    "env.sandbox": "sum_sandbox:SumSandbox",
     "sft.steps": 0,
     "rollout.tasks": 32,
     "rollout.group_size": 4,

@@ -10,7 +10,7 @@ from agentrl.toolenv.tools.python import PythonTool, close_shared_sandbox
 
 from .conftest import load
 
-sums = load("sums")
+sum_sandbox = load("sum_sandbox")
 CELLS = (
     "print(0)",
     "print(-7 * 12)",
@@ -38,7 +38,7 @@ def opened() -> Generator[None]:
 
 
 def test_only_sums_are_answered() -> None:
-    assert [code for code in CELLS if sums.printed(code) is not None] == [*CELLS[:4], "print(5*5)"]
+    assert [code for code in CELLS if sum_sandbox.printed(code) is not None] == [*CELLS[:4], "print(5*5)"]
 
 
 @pytest.mark.parametrize("cells", [CELLS, CELLS[::-1], *((code, "1 +") for code in CELLS)])
@@ -54,11 +54,11 @@ def test_results_are_those_of_the_local_sandbox(opened: None, cells: Sequence[st
         tool.close()
         return texts
 
-    assert shown(sums.BACKEND) == shown("local")
+    assert shown(sum_sandbox.BACKEND) == shown("local")
 
 
 def test_it_is_a_sandbox(opened: None) -> None:
-    with open_sandbox(sums.BACKEND, limits=Limits()) as sandbox, sandbox.session() as session:
+    with open_sandbox(sum_sandbox.BACKEND, limits=Limits()) as sandbox, sandbox.session() as session:
         assert sandbox.run("print(input())", stdin="3").stdout == "3\n"
         session.run("print(1*1)")
         session.run("open('/tmp/a', 'w').write('b')")

@@ -13,7 +13,7 @@ from agentrl.sandboxes import Counters, Files, Health, Limits, Result, Sandbox, 
 from agentrl.sandboxes.base import MIB
 from agentrl.sandboxes.host.local import LocalSandbox
 
-BACKEND = "sums:SumSandbox"
+BACKEND = "sum_sandbox:SumSandbox"
 """Its name as the setting ``env.sandbox``."""
 _NUMBER = "(?:0|[1-9][0-9]{0,11})"
 _PRINTED_SUM = re.compile(rf"print\((-?{_NUMBER}(?: ?[-+*] ?{_NUMBER}){{0,3}})\)")
