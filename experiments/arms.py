@@ -9,13 +9,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from sum_sandbox import BACKEND
+
 Unit = dict[str, Any]
 Setting = str | int | float
 
 PRESET = "quickstart"
 BASE: Mapping[str, Any] = {
     "run.threads": 1,
-    "env.sandbox": "sum_sandbox:SumSandbox",
+    "env.sandbox": BACKEND,
     "sft.steps": 0,
     "rollout.tasks": 32,
     "rollout.group_size": 4,

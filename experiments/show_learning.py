@@ -1,6 +1,5 @@
 """Tables, figures and verdicts of parts C and D: rates, and learning."""
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
@@ -170,7 +169,7 @@ def areas(rows: Rows) -> str:
 
 
 def _area(row: Row) -> float:
-    return math.fsum(row["successes"]) / math.fsum(row["episodes"])
+    return sum(row["successes"]) / sum(row["episodes"])
 
 
 _QUESTIONS: Mapping[str, tuple[Key, Key, float]] = {
@@ -214,10 +213,9 @@ def verdicts(rows: Rows) -> list[Verdict]:
             results.append(Verdict(label, claim))
             continue
         holds = decided(effect, limit)
-        if label == "D4":
+        if label == "D4" and len(effect.logs) >= _FEWEST:
             inside, outside = effect.low >= 0.8 and effect.high <= 1.25, effect.low > 1.25 or effect.high < 0.8
-            enough = len(effect.logs) >= _FEWEST
-            holds = True if enough and inside else False if enough and outside else None
+            holds = True if inside else False if outside else None
         results.append(Verdict(label, claim, holds, effect.words()))
     return results
 

@@ -18,7 +18,6 @@ from ..train.conftest import TOY
 from .conftest import load
 
 arms, learn, schedule, work = map(load, ("arms", "learn", "schedule", "work"))
-load("sum_sandbox")  # the settings name its sandbox
 
 
 SMALL_WARM = {"env.id": "test/Toy-v0", "sft.steps": 2, "sft.tasks": 4, "sft.episodes": 4, "eval.tasks": 1}
