@@ -58,15 +58,14 @@ def token_gradients(model: Any, tokens: Tensor, sampled: Tensor, projection: Pro
     Returns:
         The projected gradients [n, D]. Log-prob and Σπ² are left to the caller's own pass.
     """
-    parameters = list(model.parameters())
-    offsets = dict(zip(map(id, parameters), _offsets(parameters), strict=True))
+    numbers = {id(parameter): number for number, parameter in enumerate(model.parameters())}
     return torch.cat([
-        _side_by_side(model, tokens, some, projection, offsets, temperature) for some in sampled.split(COPIES)
+        _side_by_side(model, tokens, some, projection, numbers, temperature) for some in sampled.split(COPIES)
     ])  # fmt: skip
 
 
 def _side_by_side(
-    model: Any, tokens: Tensor, sampled: Tensor, projection: Projection, offsets: Mapping[int, int], temperature: float
+    model: Any, tokens: Tensor, sampled: Tensor, projection: Projection, numbers: Mapping[int, int], temperature: float
 ) -> Tensor:
     count, length = len(sampled), int(sampled[-1])
     seen: list[tuple[nn.Module, Tensor, Tensor]] = []
@@ -77,14 +76,14 @@ def _side_by_side(
                 stack.callback(hook.remove)
         # What comes after the last of them is not read.
         hidden = model.base_model(tokens[:length].expand(count, length), use_cache=False).last_hidden_state
-        copies = torch.arange(count)
+        copies = torch.arange(count, device=tokens.device)
         logits = model.get_output_embeddings()(hidden[copies, sampled - 1, None])[:, 0]
     logp = torch.log_softmax(logits.float() / temperature, -1)[copies, tokens[sampled]]
     deltas = torch.autograd.grad(logp.sum(), [out for _, _, out in seen])
-    projected = torch.zeros(count, projection.width)
+    projected = logp.new_zeros(count, projection.width)
     for (module, inputs, _), delta in zip(seen, deltas, strict=True):
         for weight, gradient in _by_parameter(module, inputs.detach(), delta):
-            _project(projected, gradient.flatten(1), projection, offsets[id(weight)])
+            projection.add(projected, gradient.flatten(1), numbers[id(weight)])
     return projected
 
 
@@ -95,38 +94,26 @@ def _by_parameter(module: nn.Module, inputs: Tensor, delta: Tensor) -> Sequence[
         return [(module.weight, delta.transpose(1, 2) @ inputs), *bias]
     (weight,) = module.parameters(recurse=False)
     if isinstance(module, nn.Embedding):
-        zeros = torch.zeros(len(inputs), *weight.shape)
+        zeros = delta.new_zeros(len(inputs), *weight.shape)
         return [(weight, zeros.scatter_add(1, inputs[..., None].expand_as(delta), delta))]
     # A norm multiplies what it has normalised with its weight.
     plain = functional_call(module, {"weight": torch.ones_like(weight)}, (inputs,))
     return [(weight, (delta * plain).flatten(1, -2).sum(1))]
 
 
-def _project(total: Tensor, gradient: Tensor, projection: Projection, offset: int) -> None:
-    here = slice(offset, offset + gradient.shape[1])
-    if projection.exact:
-        total[:, here] += gradient
-    else:
-        total.index_add_(1, projection.column[here], gradient * projection.sign[here])
-
-
-def _offsets(parameters: Sequence[Tensor]) -> list[int]:
-    sizes = torch.tensor([0, *(parameter.numel() for parameter in parameters)])
-    return sizes.cumsum(0)[:-1].tolist()
-
-
 def record(model: Any, batch: Batch, temperature: float, width: int) -> Recorded:
-    """Take energy, weight and gradient of every sampled token of a batch."""
-    projection = Projection(list(model.parameters()), width, seed=0)
+    """Take energy, weight and gradient of every sampled token of a batch; gradients stay on the model's device."""
+    device = model.device
+    projection = Projection(list(model.parameters()), width, seed=0, device=device)
     logp, sum_sq, gradients = [], [], []
     for row in range(len(batch)):
         begin, end = batch.row_starts[row : row + 2].tolist()
         start, last = batch.starts[row : row + 2].tolist()
-        tokens, sampled = batch.tokens[begin:end], batch.sampled[start:last] - begin
+        tokens, sampled = batch.tokens[begin:end].to(device), (batch.sampled[start:last] - begin).to(device)
         with torch.no_grad():
             log_p = torch.log_softmax(model(tokens[None]).logits[0, sampled - 1].float() / temperature, -1)
-        logp.append(log_p.gather(1, tokens[sampled][:, None])[:, 0])
-        sum_sq.append(log_p.exp().square().sum(1))
+        logp.append(log_p.gather(1, tokens[sampled][:, None])[:, 0].cpu())
+        sum_sq.append(log_p.exp().square().sum(1).cpu())
         gradients.append(token_gradients(model, tokens, sampled, projection, temperature))
     return Recorded.of(batch, torch.cat(logp), torch.cat(sum_sq), torch.cat(gradients))
 
@@ -141,16 +128,16 @@ def of_plus_and_minus_one(recorded: Recorded) -> Recorded:
 
 def scores(recorded: Recorded) -> Tensor:
     """The gradient S of each row's log-prob, the sum of its tokens' [R, D]."""
-    batch = recorded.batch
-    row = Rows.of(batch.starts, batch.rewards).row
-    return torch.zeros(len(batch), recorded.gradients.shape[1]).index_add(0, row, recorded.gradients)
+    batch, gradients = recorded.batch, recorded.gradients
+    row = Rows.of(batch.starts, batch.rewards).row.to(gradients.device)
+    return gradients.new_zeros(len(batch), gradients.shape[1]).index_add(0, row, gradients)
 
 
 def shares(recorded: Recorded) -> dict[str, float]:
     """Success p, and β, the share of the energy that successes carry, by W and by e = E‖S‖²."""
     layout = Rows.of(recorded.batch.starts, recorded.batch.rewards)
     ret, energy = layout.sum(recorded.batch.rewards), layout.sum(recorded.energy)
-    squared = scores(recorded).double().square().sum(1)
+    squared = scores(recorded).double().square().sum(1).cpu()
     measured = {"p": ret.mean(), "beta_W": (energy * ret).sum() / energy.sum()}
     measured |= {"beta_S": (squared * ret).sum() / squared.sum(), "e": squared.mean()}
     return {name: digits(float(value), 5) for name, value in measured.items()}
@@ -189,9 +176,10 @@ def _unbiased(recorded: Recorded, whole_rows: Tensor, rows: Tensor) -> Tensor:
     energy = recorded.energy[batch.index]
     credit = ogb(batch.rewards, energy, batch.starts, batch.group, pool=math.inf) * recorded.weights[batch.index]
     counts = batch.group.bincount()
-    sums = torch.zeros(len(counts), whole_rows.shape[1], dtype=torch.float64)
-    each = (credit[batch.starts[:-1], None] * whole_rows[rows]).double()
-    return sums.index_add(0, batch.group, each) / counts[:, None]
+    device = whole_rows.device
+    sums = whole_rows.new_zeros(len(counts), whole_rows.shape[1], dtype=torch.float64)
+    each = (credit[batch.starts[:-1], None].to(device) * whole_rows[rows.to(device)]).double()
+    return sums.index_add(0, batch.group.to(device), each) / counts[:, None].to(device)
 
 
 def units(name: str, sizes: Sequence[int], draws: int) -> list[dict[str, Any]]:

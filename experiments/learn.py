@@ -33,6 +33,7 @@ EXAMPLES = """examples:
   python experiments/learn.py --part C --units 1             a single run
   python experiments/learn.py --part D --hours 3             begin no run after three hours
   python experiments/learn.py --part D --pause-file pause    wait while there is a file of this name
+  python experiments/learn.py --part D --seeds 2013-2015     these alone, where another machine does the others
 
 Two workers in two terminals use two cores: all share one list. "nice -n 19" in front leaves the machine to others.
 """
@@ -40,6 +41,7 @@ PARTS = ("C", "D", "E", "F")
 _KEPT = ("grad_norm", "clip_fraction", "entropy")
 """Metrics of each step that a row keeps beside tokens and successes."""
 _POLL_S = 5.0
+ANY_SEED = range(1_000_000)
 _TYPICAL_S = {"C": 70.0, "D": 135.0, "E": 130.0, "F": 140.0}
 """Of a run of each part."""
 
@@ -177,8 +179,8 @@ def do(unit: Unit, folder: Path, books: Books, root: Path, display: Display) -> 
     books.add(unit, **learn(unit, folder, weights, books.commit, display))
 
 
-def work(part: str, books: Books, limits: Limits, root: Path = PLACE) -> str:
-    """Do the units of a part that nobody else does, and return why no further one is begun."""
+def work(part: str, books: Books, limits: Limits, root: Path = PLACE, seeds: Sequence[int] = ANY_SEED) -> str:
+    """Do the units of a part, of these seeds, that nobody else does; return why no further one is begun."""
     display = _PausingDisplay(limits)
     while not limits.reached:
         limits.wait()
@@ -186,7 +188,7 @@ def work(part: str, books: Books, limits: Limits, root: Path = PLACE) -> str:
         begun, elsewhere = False, 0
         units, reason = ready_units(part, books)
         for unit in units:
-            if books.has(unit):
+            if books.has(unit) or unit["seed"] not in seeds:
                 continue
             with claimed(name_of(unit), root) as folder:
                 books.refresh()
@@ -228,6 +230,12 @@ def listed(books: Mapping[str, list[dict[str, Any]]]) -> Iterator[str]:
         yield f"{part}: {left.done} of {left.total} runs done, {hours:.1f} core-hours left{more}"
 
 
+def seeds_of(text: str) -> range:
+    """Read a span of seeds, its ends included."""
+    low, high = text.split("-")
+    return range(int(low), int(high) + 1)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Work, or show what there is to do."""
     parser = argparse.ArgumentParser(
@@ -237,6 +245,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--units", type=int, default=0, help="stop after so many runs and warm starts")
     parser.add_argument("--hours", type=float, default=0, help="begin no run after so many hours")
     parser.add_argument("--pause-file", type=Path, help="wait, between runs or steps, while this file is there")
+    parser.add_argument("--seeds", default=ANY_SEED, type=seeds_of, metavar="FIRST-LAST", help="do only runs of these")
+    parser.add_argument("--commit", help="of the code, where it lies without its history")
     parser.add_argument("--list", action="store_true", help="show what is done and what is left, and do nothing")
     arguments = parser.parse_args(argv)
     if arguments.list:
@@ -246,9 +256,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error("say which --part, or --list")
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     try:
-        books = Books(FOLDER, commit_of())
+        books = Books(FOLDER, arguments.commit or commit_of())
         limits = Limits(arguments.units, arguments.hours, arguments.pause_file)
-        reason = work(arguments.part, books, limits)
+        reason = work(arguments.part, books, limits, seeds=arguments.seeds)
         print(f"stopped after {limits.done} units: {reason}")
     except KeyboardInterrupt:
         print("stopped; the same command goes on where it was")

@@ -28,6 +28,7 @@ EXAMPLES = """examples:
   python experiments/sets.py --list               what is done
   python experiments/sets.py --units 1            the next set
   python experiments/sets.py --only 20-seed3000   this set
+  python experiments/sets.py --only pretrained-seed3000 --device cuda
   python experiments/sets.py --hours 2 --pause-file pause
 """
 UPDATES = {5: 118, 20: 155, 50: 300, 80: 800}
@@ -37,6 +38,8 @@ The longest is the quickstart's own, which ends once an oracle episode is likely
 SEEDS = (3000, 3001, 3002)
 SIZES = (1, 2, 4, 8, 16, 32)
 DRAWS = 40
+ATTEMPTS = 64
+"""Episodes of a task."""
 LEVELS = tuple(f"level{level}=agentrl/Arithmetic-v0?level={level}&max_turns=4" for level in range(1, 6))
 """The mixture of levels 1 to 5, which the weights of 80% play."""
 
@@ -51,11 +54,14 @@ class Set:
     """Of the warm start, the tasks and the sampling."""
     mixed: bool = False
     """Whether tasks of five levels are played."""
+    pretrained: bool = False
+    """Whether SmolLM2 plays, after the warm start of its preset."""
 
     @property
     def name(self) -> str:
         """The name in the rows."""
-        return f"{'mixed' if self.mixed else self.aim}-seed{self.seed}"
+        kind = "mixed" if self.mixed else "pretrained" if self.pretrained else self.aim
+        return f"{kind}-seed{self.seed}"
 
     @property
     def tasks(self) -> int:
@@ -69,6 +75,7 @@ def sets() -> Iterator[Set]:
         yield from (Set(aim=aim, seed=seed) for aim in (20, 80, 50, 5))
         if seed == SEEDS[0]:
             yield Set(aim=80, seed=seed, mixed=True)
+            yield Set(aim=20, seed=seed, pretrained=True)
 
 
 def done(wanted: Set, rows: RowFile) -> bool:
@@ -76,11 +83,14 @@ def done(wanted: Set, rows: RowFile) -> bool:
     return all(rows.has(unit) for unit in gradients.units(wanted.name, SIZES, DRAWS))
 
 
-def play(wanted: Set, folder: Path, display: Display, attempts: int = 64) -> tuple[Path, Batch]:
+def play(
+    wanted: Set, folder: Path, display: Display, attempts: int = ATTEMPTS, device: str = "cpu"
+) -> tuple[Path, Batch]:
     """Train and play a set in a folder; return its weights and its episodes, tasks side by side."""
     base = ["run.threads=1", f"run.dir={str(folder)!r}", 'run.name="warm"', f"run.seed={wanted.seed}", "eval.tasks=1"]
-    base += [f"sft.steps={UPDATES[wanted.aim]}", "optim.steps=0"]
-    run = train(load_config(preset="quickstart", overrides=base), display)
+    base += ["optim.steps=0", f"model.device={device!r}"]
+    base += ["rollout.concurrency=256"] if wanted.pretrained else [f"sft.steps={UPDATES[wanted.aim]}"]
+    run = train(load_config(preset="smollm2-135m" if wanted.pretrained else "quickstart", overrides=base), display)
     weights = run / "checkpoints" / "step-000000"
     request = EvalRequest(
         path=str(weights),
@@ -93,12 +103,12 @@ def play(wanted: Set, folder: Path, display: Display, attempts: int = 64) -> tup
     return weights, as_batch(gradients.groups_of(folder / "played", attempts))
 
 
-def measure(wanted: Set, rows: RowFile, folder: Path, display: Display) -> None:
+def measure(wanted: Set, rows: RowFile, folder: Path, display: Display, device: str) -> None:
     """Do the units of a set that have no row."""
     tidy(folder / "warm")
     tidy(folder / "played")
-    weights, batch = play(wanted, folder, display)
-    model = AutoModelForCausalLM.from_pretrained(weights, dtype=torch.float32)
+    weights, batch = play(wanted, folder, display, device=device)
+    model = AutoModelForCausalLM.from_pretrained(weights, dtype=torch.float32).to(device)
     display.say(f"{wanted.name}: {len(batch)} episodes, {len(batch.sampled)} sampled tokens")
     recorded = gradients.record(model.eval(), batch, temperature=1.0, width=4096)
     gradients.run(recorded, wanted.name, SIZES, DRAWS, rows)
@@ -114,23 +124,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--hours", type=float, default=0, help="begin no set after so many hours")
     parser.add_argument("--pause-file", type=Path, help="wait before a set while this file is there")
     parser.add_argument("--list", action="store_true", help="show what is done, and do nothing")
+    parser.add_argument("--device", default="cpu", help="PyTorch's name of it (default: cpu)")
+    parser.add_argument("--commit", help="of the code, where it lies without its history")
     parser.add_argument("--out", type=Path, default=FOLDER / "B.jsonl", help="the file of rows")
     arguments = parser.parse_args(argv)
     torch.set_num_threads(1)
-    rows = RowFile(arguments.out, "" if arguments.list else commit_of())
+    rows = RowFile(arguments.out, arguments.commit or ("" if arguments.list else commit_of()))
     if arguments.list:
         print("\n".join(f"{wanted.name:18} {'done' if done(wanted, rows) else 'to do'}" for wanted in sets()))
         return 0
     limits, display = Limits(arguments.units, arguments.hours, arguments.pause_file), Display()
     for wanted in sets():
-        if arguments.only not in ("", wanted.name) or limits.reached:
+        # The pretrained model takes hours without a GPU.
+        asked_for = arguments.only == wanted.name or not (arguments.only or wanted.pretrained)
+        if not asked_for or limits.reached:
             continue
         limits.wait()
         with claimed(f"B-{wanted.name}", PLACE) as folder:
             rows.refresh()
             if folder is None or done(wanted, rows):
                 continue
-            measure(wanted, rows, folder, display)
+            measure(wanted, rows, folder, display, arguments.device)
             limits.done += 1
             tidy(folder)
     return 0

@@ -23,6 +23,8 @@ LARGEST, FEW = 32, 4
 TRUTH = "otb_pooled"
 """Its gradient is unbiased; at the largest N it is the truth that others are measured by."""
 AIMS = ("5", "20", "50", "80")
+OTHERS = {"mixed": "levels 1 to 5", "pretrained": "SmolLM2"}
+"""Sets that the statements do not count, and what the tables call them."""
 WANTED, SETS = 9, 12
 """In how many sets of how many a statement about the order has to hold."""
 _CELLS = 48
@@ -41,7 +43,7 @@ class WeightSet:
 
     @property
     def aim(self) -> str:
-        """The success in percent that the weights were to have, or ``mixed``."""
+        """The success in percent that the weights were to have, or one of ``OTHERS``."""
         return self.name.partition("-")[0]
 
     @property
@@ -73,12 +75,12 @@ class WeightSet:
 
 
 def sets_of(rows: Rows) -> list[WeightSet]:
-    """Gather the sets that have all their rows, the mixed one last."""
+    """Gather the sets that have all their rows, the tiny model's on one level before others."""
     rows_of: dict[str, dict[tuple[str, int], Mapping[str, Any]]] = defaultdict(dict)
     for row in rows["B"]:
         rows_of[row["unit"]["weights"]][row["unit"]["rewards"], row["unit"]["group_size"]] = row
     whole = [WeightSet(name, of) for name, of in rows_of.items() if len(of) == 12]
-    return sorted(whole, key=lambda weight_set: ([*AIMS, "mixed"].index(weight_set.aim), weight_set.name))
+    return sorted(whole, key=lambda weight_set: ([*AIMS, *OTHERS].index(weight_set.aim), weight_set.name))
 
 
 def factors(p: float, beta: float) -> dict[str, float]:
@@ -142,9 +144,7 @@ def _by_aim(sets: Sequence[WeightSet]) -> dict[str, list[WeightSet]]:
 
 def _about(aim: str, some: Sequence[WeightSet]) -> str:
     p = mean(weight_set.shares["p"] for weight_set in some)
-    return (
-        f"{'levels 1 to 5' if aim == 'mixed' else f'about {aim}%'}: p {p:.2f}, {len(some)} set{'s' * (len(some) > 1)}"
-    )
+    return f"{OTHERS.get(aim, f'about {aim}%')}: p {p:.2f}, {len(some)} set{'s' * (len(some) > 1)}"
 
 
 def _episodes(some: Sequence[WeightSet], arm: str, size: int, rewards: str) -> str:
@@ -227,7 +227,7 @@ def wins(rows: Rows) -> str:
 
 def verdicts(rows: Rows) -> list[Verdict]:
     """Judge B1 to B5."""
-    sets = [weight_set for weight_set in sets_of(rows) if weight_set.aim != "mixed"]
+    sets = [weight_set for weight_set in sets_of(rows) if weight_set.aim not in OTHERS]
     predictions = list(cells(rows))
     right = sum(0.5 <= measured / predicted <= 2 for _, _, predicted, measured in predictions)
     formula = "the formula predicts the noise of none, mean and OTB within a factor of 2 in 80% of the cells"

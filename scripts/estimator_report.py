@@ -82,22 +82,52 @@ class Recorded:
 class Projection:
     """A random projection of gradients onto D coordinates that keeps inner products, off by about √(2/D).
 
-    A count sketch: each parameter is added to a random coordinate with a random sign. A model of at most D parameters
-    is not projected.
+    A count sketch: each weight is added to a random coordinate with a random sign. A model of at most D weights is not
+    projected.
+
+    Args:
+        parameters: that are differentiated by.
+        width: D.
+        seed: of the random numbers, which are the same on every device.
+        device: of the gradients.
     """
 
-    def __init__(self, parameters: Sequence[Tensor], width: int, seed: int) -> None:
-        total = sum(parameter.numel() for parameter in parameters)
+    def __init__(self, parameters: Sequence[Tensor], width: int, seed: int, device: str = "cpu") -> None:
+        sizes = [parameter.numel() for parameter in parameters]
         generator = torch.Generator().manual_seed(seed)
-        self.exact = total <= width
-        self.width = min(total, width)
-        self.column = torch.randint(0, width, (total,), generator=generator)
-        self.sign = torch.randint(0, 2, (total,), generator=generator) * 2.0 - 1.0
+        self.exact = sum(sizes) <= width
+        self.width = min(sum(sizes), width)
+        # A parameter is scattered over as many rows of D as it needs, and the rows are added. So no two weights are
+        # written to one address, which a GPU would do one after the other.
+        self._rows = [-(-size // self.width) for size in sizes]
+        self._places = [
+            torch.randperm(rows * self.width, generator=generator)[:size].to(device)
+            for size, rows in zip(sizes, self._rows, strict=True)
+        ]
+        self._signs = [(torch.randint(0, 2, (size,), generator=generator) * 2.0 - 1.0).to(device) for size in sizes]
+        self._starts = [sum(sizes[:number]) for number in range(len(sizes))]
+
+    def add(self, total: Tensor, gradient: Tensor, number: int) -> None:
+        """Add the projection of gradients by one parameter to others.
+
+        Args:
+            total: what is added to [n, D].
+            gradient: by the parameter [n, its weights].
+            number: of the parameter.
+        """
+        if self.exact:
+            total[:, self._starts[number] :][:, : gradient.shape[1]] += gradient
+            return
+        scattered = gradient.new_zeros(len(gradient), self._rows[number] * self.width)
+        scattered[:, self._places[number]] = gradient * self._signs[number]
+        total += scattered.view(len(gradient), -1, self.width).sum(1)
 
     def __call__(self, gradients: Sequence[Tensor]) -> Tensor:
         """Project one gradient, given by parameter [D]."""
-        flat = torch.cat([gradient.flatten().float().cpu() for gradient in gradients])
-        return flat if self.exact else flat.new_zeros(self.width).index_add_(0, self.column, flat * self.sign)
+        total = torch.zeros(1, self.width)
+        for number, gradient in enumerate(gradients):
+            self.add(total, gradient.reshape(1, -1).float().cpu(), number)
+        return total[0]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -202,10 +232,12 @@ def gradients_of(recorded: Recorded, rows: Tensor, estimators: Estimators, aggre
     share = coefficients(aggregate, layout, None) * len(batch.episode_group) / batch.episode_group.bincount()[group]
     share *= recorded.weights[index]
     credit = torch.stack([_advantages(recorded, batch, *estimator) * share for estimator in estimators.values()])
-    sums = torch.zeros(len(estimators), tasks, recorded.gradients.shape[1], dtype=torch.float64)
+    gradients = recorded.gradients
+    sums = gradients.new_zeros(len(estimators), tasks, gradients.shape[1], dtype=torch.float64)
     for task in range(tasks):
         here = torch.nonzero(group == task)[:, 0]
-        sums[:, task] = credit[:, here] @ recorded.gradients[index[here]].double()
+        of_task = gradients[index[here].to(gradients.device)].double()
+        sums[:, task] = credit[:, here].to(of_task) @ of_task
     return sums
 
 
