@@ -47,6 +47,45 @@ def effective_sample_size(weights: Tensor) -> float:
     return float(scaled.sum().square() / (scaled.numel() * scaled.square().sum()))
 
 
+def baseline_noise(rewards: Tensor, energy: Tensor, starts: Tensor) -> dict[str, float]:
+    """Predict from a step's episodes how noisy the gradient is with other baselines than the best one.
+
+    Let R be an episode's return and W its energy, the sum of its tokens'. With one baseline b for all episodes the
+    second moment of the gradient is E W·[(b − β)² + v]. Here β = E W R / E W is the best baseline, which OTB estimates,
+    and v = E W (R − β)² / E W. W stands for the squared norm of the gradient of the episode's log-prob.
+
+    Args:
+        rewards: of each sampled token [S].
+        energy: Token energy [S], ‖onehot(y) − π‖².
+        starts: Offset of each episode [R+1].
+
+    Returns:
+        ``baseline_best`` β. Where returns differ, also ``noise_none`` and ``noise_mean``: the second moment
+        without a baseline and with the mean return, relative to that with β, at least 1. Nothing where no token has an
+        energy.
+
+    Raises:
+        ValueError: shapes that do not fit, or numbers that are not finite.
+
+    Source: agentrl/algos/README.md, *Which baseline wins where*; arXiv 2602.07078 for W.
+    """
+    check_per_token("rewards", rewards, energy)
+    check_per_token("energy", energy, energy, least=0.0)
+    rows = Rows.of(starts, energy)
+    sampled = rows.lengths > 0
+    returns, weights = rows.sum(rewards)[sampled], rows.sum(energy)[sampled]
+    total = float(weights.sum())
+    if total == 0:
+        return {}
+    best, mean = float((weights * returns).sum()) / total, float(returns.mean())
+    spread = float((weights * (returns - best).square()).sum()) / total
+    # Where all returns are equal, what is left of them is rounding.
+    if len(returns.unique()) == 1 or spread == 0:
+        return {"baseline_best": best}
+    noise = {"noise_none": 1 + best**2 / spread, "noise_mean": 1 + (mean - best) ** 2 / spread}
+    return {"baseline_best": best, **noise}
+
+
 def position_moments(values: Tensor, starts: Tensor, among: Tensor | None = None) -> Tensor:
     """Compute count, sum and sum of squares of ``values`` in log-spaced bins of t; moments of several packs add up.
 

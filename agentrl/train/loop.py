@@ -25,6 +25,8 @@ from agentrl.train.step import StepResult, Trainer
 
 _SKIPPED_STEPS = 3
 """Steps in a row without a finite gradient after which a run stops."""
+_NOISY = 3.0
+"""How many times noisier a group mean is to be than OTB where the progress says so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,7 +255,9 @@ class Run:
 
 
 def _note(metrics: Mapping[str, float]) -> str:
+    noise = metrics.get("noise_mean", 1.0)
     return (
         f"reward {metrics['reward_mean']:.2f}, cut turns {metrics['cut_turns']:.0f}, tokens clipped "
         f"{metrics.get('clip_fraction', 0.0):.1%}, engine and trainer {metrics['logp_diff_max']:.0e} apart"
+        f"{f', a group mean {noise:.0f} times as noisy as OTB' if noise > _NOISY else ''}"
     )

@@ -17,6 +17,7 @@ from agentrl.algos.regularizers import k3
 from agentrl.batch import Batch
 from agentrl.rollout.metrics import episode_means
 from agentrl.train.credit import Scored
+from agentrl.train.diagnostics import baseline_noise
 from agentrl.train.groups import StepGroups
 from agentrl.train.score import new_tokens
 from agentrl.types import Trajectory, flatten
@@ -63,6 +64,7 @@ def summary(number: int, played: StepGroups, scored: Scored) -> dict[str, float]
         "entropy": float(scored.entropy.mean()),
         "energy": float(scored.energy.mean()),
         "advantage_abs": float(scored.advantages.abs().mean()),
+        **baseline_noise(scored.rewards, scored.energy, scored.starts),
         "logp_diff_max": scored.disagreement,
         "staleness_mean": float(scored.age.double().mean()),
         "staleness_max": int(scored.age.max()),

@@ -37,6 +37,46 @@ def test_effective_sample_size():
             d.effective_sample_size(wrong)
 
 
+EPISODES = st.lists(
+    st.lists(st.tuples(st.sampled_from([-1.0, 0.0, 0.5, 1.0]), st.floats(0.0, 2.0, width=16)), max_size=4),
+    min_size=1,
+    max_size=8,
+)
+
+
+@given(EPISODES)
+def test_noise_of_baselines_is_the_slow_loop(episodes: list[list[tuple[float, float]]]):
+    rewards, starts = laid_out([[reward for reward, _ in episode] for episode in episodes])
+    energy, _ = laid_out([[weight for _, weight in episode] for episode in episodes])
+    made = d.baseline_noise(rewards, energy, starts)
+    pairs = [(sum(r for r, _ in episode), sum(w for _, w in episode)) for episode in episodes if episode]
+    total = sum(weight for _, weight in pairs)
+    if not total:
+        assert made == {}
+        return
+
+    def moment(b: float) -> float:
+        return sum(weight * (ret - b) ** 2 for ret, weight in pairs) / total
+
+    best = sum(weight * ret for ret, weight in pairs) / total
+    wanted = {"baseline_best": best}
+    if len({ret for ret, _ in pairs}) > 1 and moment(best) > 1e-12:
+        mean = sum(ret for ret, _ in pairs) / len(pairs)
+        wanted |= {"noise_none": moment(0.0) / moment(best), "noise_mean": moment(mean) / moment(best)}
+        assert made == pytest.approx(wanted, rel=1e-6)
+    assert made["baseline_best"] == pytest.approx(best, abs=1e-9)
+
+
+def test_noise_follows_from_success_and_the_share_of_energy():
+    # Three of four episodes succeed, and the failure carries 9/10 of the energy: p = 3/4, β = 1/10.
+    rewards, energy = torch.tensor([0.0, 1.0, 1.0, 1.0, 0.0]), torch.tensor([0.1, 0.1, 0.1, 0.1, 3.6])
+    made = d.baseline_noise(rewards, energy, torch.tensor([0, 2, 3, 4, 5]))
+    assert made == pytest.approx({"baseline_best": 0.1, "noise_none": 1 / 0.9, "noise_mean": 1 + 0.65**2 / 0.09})
+    assert d.baseline_noise(torch.full((3,), 0.1), torch.rand(3) + 0.1, torch.tensor([0, 1, 2, 3])).keys() == {
+        "baseline_best"
+    }, "equal returns have no noise"
+
+
 @given(ROWS)
 def test_positions_are_the_slow_loop(rows: list[list[float]]):
     values, starts = laid_out(rows)

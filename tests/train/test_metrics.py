@@ -18,7 +18,7 @@ from agentrl.config import AlgoSettings
 from agentrl.errors import TrajectoryError
 from agentrl.models.lora import add_adapters
 from agentrl.runs.records import TRAINING, read_episodes, write_episodes
-from agentrl.train import metrics
+from agentrl.train import loop, metrics
 from agentrl.train.credit import pool_metrics
 from agentrl.train.metrics import pass_flops, peak_flops, rates
 from agentrl.types import Exchange, Group, Segment, Trajectory
@@ -48,6 +48,26 @@ def test_parts_and_lengths_are_those_of_the_episodes(small: Make) -> None:
     assert row["trained_tokens"] == sum(lengths)
     for name, of, phase in (("sampled", "sampled_tokens", "generate"), ("trained", "trained_tokens", "update")):
         assert row[f"{name}_tokens_per_second"] * row[f"seconds_{phase}"] == pytest.approx(row[of])
+
+
+def test_noise_of_baselines_is_that_of_the_episodes(small: Make) -> None:
+    trainer = trainer_of(small("rollout.group_size=9", "rollout.temperature=0.7", "optim.max_tokens=64"))[0]
+    before = copy.deepcopy(trainer.learner.model)
+    before.set_attn_implementation("sdpa")
+    result = step(trainer)
+    energies = [float(energy_of(before, episode, 0.7).sum()) for episode in result.trajectories]
+    returns = [episode.ret for episode in result.trajectories]
+    assert len({*returns}) > 1, "or nothing is tested"
+
+    def moment(baseline: float) -> float:
+        return sum(energy * (ret - baseline) ** 2 for energy, ret in zip(energies, returns, strict=True))
+
+    best = sum(energy * ret for energy, ret in zip(energies, returns, strict=True)) / sum(energies)
+    noise = {"noise_none": moment(0.0) / moment(best), "noise_mean": moment(sum(returns) / 27) / moment(best)}
+    wanted = {"baseline_best": best, **noise}
+    assert {name: result.metrics[name] for name in wanted} == pytest.approx(wanted, rel=1e-4)
+    note = "a group mean 4 times as noisy as OTB"
+    assert note in loop._note({**result.metrics, "noise_mean": 4.2}) and note not in loop._note(result.metrics)
 
 
 @pytest.mark.parametrize("overrides", [(), ALL, ("algo.advantage=otb_pooled",), ("rollout.plan.name=success",)])

@@ -17,6 +17,7 @@ DIAGNOSTICS = (
     ("grad_norm", "Gradient norm", "before clipping"),
     ("cut_turns", "Cut turns", "turns that ran into a limit of tokens"),
     ("entropy", "Entropy", "nats per sampled token"),
+    ("noise_mean", "Noise of a group mean", "predicted, as a multiple of OTB's"),
     ("logp_diff_max", "Max |Δ log-prob|", "engine against trainer, nats"),
 )
 """Key, title and unit of each small chart."""
