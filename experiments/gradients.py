@@ -23,12 +23,22 @@ from torch.func import functional_call
 from transformers import AutoModelForCausalLM
 
 from agentrl.algos.advantages import ogb
-from agentrl.algos.rows import Rows
 from agentrl.batch import Batch, as_batch
 from agentrl.runs.settings import read_config
 
 sys.path.insert(0, str(ROOT / "scripts"))
-from estimator_report import ESTIMATORS, Projection, Recorded, drawn, gradients_of, groups_of, without_each
+from estimator_report import ESTIMATORS
+from recorded_gradients import (
+    Projection,
+    Recorded,
+    by_probability,
+    drawn,
+    gradients_of,
+    groups_of,
+    scores,
+    shares,
+    without_each,
+)
 
 ARMS = {
     **ESTIMATORS,
@@ -126,23 +136,6 @@ def of_plus_and_minus_one(recorded: Recorded) -> Recorded:
     return replace(recorded, batch=replace(batch, rewards=rewards))
 
 
-def scores(recorded: Recorded) -> Tensor:
-    """The gradient S of each row's log-prob, the sum of its tokens' [R, D]."""
-    batch, gradients = recorded.batch, recorded.gradients
-    row = Rows.of(batch.starts, batch.rewards).row.to(gradients.device)
-    return gradients.new_zeros(len(batch), gradients.shape[1]).index_add(0, row, gradients)
-
-
-def shares(recorded: Recorded) -> dict[str, float]:
-    """Success p, and β, the share of the energy that successes carry, by W and by e = E‖S‖²."""
-    layout = Rows.of(recorded.batch.starts, recorded.batch.rewards)
-    ret, energy = layout.sum(recorded.batch.rewards), layout.sum(recorded.energy)
-    squared = scores(recorded).double().square().sum(1).cpu()
-    measured = {"p": ret.mean(), "beta_W": (energy * ret).sum() / energy.sum()}
-    measured |= {"beta_S": (squared * ret).sum() / squared.sum(), "e": squared.mean()}
-    return {name: digits(float(value), 5) for name, value in measured.items()}
-
-
 def compare(recorded: Recorded, size: int, draws: int) -> dict[str, dict[str, list[float]]]:
     """Draw groups of ``size`` and average inner products of the gradients of a step of K groups, the sum over tasks.
 
@@ -194,9 +187,12 @@ def units(name: str, sizes: Sequence[int], draws: int) -> list[dict[str, Any]]:
 def run(recorded: Recorded, name: str, sizes: Sequence[int], draws: int, rows: RowFile) -> None:
     """Write the rows of a set of weights that are not there yet."""
     of = {"0/1": recorded, "-1/1": of_plus_and_minus_one(recorded)}
+    about = {name: digits(value, 5) for name, value in shares(recorded).items()}
+    norms = [[digits(value, 5) for value in line] for line in by_probability(recorded)]
     for unit in units(name, sizes, draws):
         if not rows.has(unit):
-            rows.add(unit, **shares(recorded), arms=compare(of[unit["rewards"]], unit["group_size"], draws))
+            arms = compare(of[unit["rewards"]], unit["group_size"], draws)
+            rows.add(unit, **about, by_probability=norms, arms=arms)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -12,22 +12,29 @@ import argparse
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from recorded_gradients import (
+    BINS,
+    Estimators,
+    Projection,
+    Recorded,
+    by_probability,
+    drawn,
+    gradients_of,
+    groups_of,
+    shares,
+    without_each,
+)
 from torch import Tensor
 from transformers.utils import logging as transformers_logging
 
 from agentrl import algos
-from agentrl.algos.aggregate import coefficients
-from agentrl.algos.head import token_energy
-from agentrl.algos.ratios import behaviour_weights
 from agentrl.algos.rows import Rows
-from agentrl.batch import Batch, as_batch
+from agentrl.batch import as_batch
 from agentrl.config import Config
 from agentrl.errors import TrajectoryError, UsageError
-from agentrl.eval.episodes import load
 from agentrl.eval.pages import table as markdown_table
 from agentrl.models.load import load_model
 from agentrl.runs.folder import checkpoints
@@ -37,7 +44,7 @@ from agentrl.runs.report.text import brief
 from agentrl.runs.settings import read_config
 from agentrl.train.diagnostics import effective_sample_size
 from agentrl.train.score import score
-from agentrl.types import Group, Trajectory
+from agentrl.types import Group
 
 EXAMPLES = """examples:
   estimator_report.py runs/first                          the first recorded step whose weights were kept
@@ -45,8 +52,6 @@ EXAMPLES = """examples:
   agentrl eval runs/first --tasks 32 --attempts 16 --out evals/many
   estimator_report.py runs/first --episodes evals/many --group-size 8
 """
-Estimators = Mapping[str, tuple[str, Mapping[str, object]]]
-"""Name and options of an advantage, by what the table calls it."""
 ESTIMATORS: Estimators = {
     **{name: (name, {}) for name in algos.ADVANTAGES},
     "otb instantaneous": ("otb", {"energy_kind": "instantaneous"}),
@@ -57,77 +62,6 @@ Measures = Mapping[str, tuple[Tensor, Tensor]]
 """Value and standard error of each measure by its name, of every estimator [E]."""
 REFERENCE = "otb_loo"
 """Unbiased, and less noisy than ``rloo`` where energies differ."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
-    """Episodes, with energy, weight and gradient of each of their sampled tokens."""
-
-    batch: Batch
-    """The episodes of K tasks, whole groups together."""
-    energy: Tensor
-    """Token energy [S]."""
-    weights: Tensor
-    """Truncated ratio of the loaded weights to those that sampled, a number per row on all its tokens [S]."""
-    gradients: Tensor
-    """Each token's ∇logp, projected [S, D]."""
-
-    @classmethod
-    def of(cls, batch: Batch, logp: Tensor, sum_sq: Tensor, gradients: Tensor) -> "Recorded":
-        """From each token's log-prob and Σπ² at the loaded weights [S]."""
-        weights = behaviour_weights(logp, batch.in_time(batch.sampler_logp), batch.episode_starts, kind="sequence")
-        return cls(batch=batch, energy=token_energy(logp, sum_sq), weights=weights, gradients=gradients)
-
-
-class Projection:
-    """A random projection of gradients onto D coordinates that keeps inner products, off by about √(2/D).
-
-    A count sketch: each weight is added to a random coordinate with a random sign. A model of at most D weights is not
-    projected.
-
-    Args:
-        parameters: that are differentiated by.
-        width: D.
-        seed: of the random numbers, which are the same on every device.
-        device: of the gradients.
-    """
-
-    def __init__(self, parameters: Sequence[Tensor], width: int, seed: int, device: str = "cpu") -> None:
-        sizes = [parameter.numel() for parameter in parameters]
-        generator = torch.Generator().manual_seed(seed)
-        self.exact = sum(sizes) <= width
-        self.width = min(sum(sizes), width)
-        # A parameter is scattered over as many rows of D as it needs, and the rows are added. So no two weights are
-        # written to one address, which a GPU would do one after the other.
-        self._rows = [-(-size // self.width) for size in sizes]
-        self._places = [
-            torch.randperm(rows * self.width, generator=generator)[:size].to(device)
-            for size, rows in zip(sizes, self._rows, strict=True)
-        ]
-        self._signs = [(torch.randint(0, 2, (size,), generator=generator) * 2.0 - 1.0).to(device) for size in sizes]
-        self._starts = [sum(sizes[:number]) for number in range(len(sizes))]
-
-    def add(self, total: Tensor, gradient: Tensor, number: int) -> None:
-        """Add the projection of gradients by one parameter to others.
-
-        Args:
-            total: what is added to [n, D].
-            gradient: by the parameter [n, its weights].
-            number: of the parameter.
-        """
-        if self.exact:
-            total[:, self._starts[number] :][:, : gradient.shape[1]] += gradient
-            return
-        scattered = gradient.new_zeros(len(gradient), self._rows[number] * self.width)
-        scattered[:, self._places[number]] = gradient * self._signs[number]
-        total += scattered.view(len(gradient), -1, self.width).sum(1)
-
-    def __call__(self, gradients: Sequence[Tensor]) -> Tensor:
-        """Project one gradient, given by parameter [D]."""
-        total = torch.zeros(1, self.width)
-        for number, gradient in enumerate(gradients):
-            self.add(total, gradient.reshape(1, -1).float().cpu(), number)
-        return total[0]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -145,6 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"estimator_report.py: {error}", file=sys.stderr)
         return 2
     print(f"{_about(recorded, file, weights, arguments)}\n\n{table(compare(recorded, arguments, display))}")
+    print(f"\n{_proxy(recorded)}")
     return 0
 
 
@@ -222,25 +157,6 @@ def measures(products_mean: Tensor) -> Measures:
     return {name: (some[:, 0], _jackknife(some[:, 1:])) for name, some in values.items()}
 
 
-def gradients_of(recorded: Recorded, rows: Tensor, estimators: Estimators, aggregate: str) -> Tensor:
-    """Compute each task's gradient from some of its rows, by each estimator [E, K, D], float64."""
-    (batch,) = recorded.batch.balanced(len(recorded.batch.tokens), rows.sort().values.tolist())
-    index, layout = batch.in_time(batch.index), Rows.of(batch.episode_starts, batch.rewards)
-    tasks = int(recorded.batch.group.max()) + 1
-    group = batch.episode_group[layout.row]
-    # coefficients divides by the rows of the batch; each task's mean divides by the rows of the task.
-    share = coefficients(aggregate, layout, None) * len(batch.episode_group) / batch.episode_group.bincount()[group]
-    share *= recorded.weights[index]
-    credit = torch.stack([_advantages(recorded, batch, *estimator) * share for estimator in estimators.values()])
-    gradients = recorded.gradients
-    sums = gradients.new_zeros(len(estimators), tasks, gradients.shape[1], dtype=torch.float64)
-    for task in range(tasks):
-        here = torch.nonzero(group == task)[:, 0]
-        of_task = gradients[index[here].to(gradients.device)].double()
-        sums[:, task] = credit[:, here].to(of_task) @ of_task
-    return sums
-
-
 def table(measured: Measures) -> str:
     """Tabulate the estimators in Markdown, the one whose gradients repeat best first."""
     columns = (zip(values.tolist(), errors.tolist(), strict=True) for values, errors in measured.values())
@@ -297,22 +213,6 @@ def _episodes_file(run: Path, step: int | None) -> Path:
     return steps[step]
 
 
-def groups_of(file: Path, least: int) -> list[Group]:
-    """Group the episodes of a file by task; tasks with fewer than ``least`` that have a sampled token are skipped.
-
-    Raises:
-        UsageError: an episode has several rows.
-    """
-    tasks: dict[tuple[str, str], list[Trajectory]] = {}
-    for record in load(file):
-        if len(record.trajectory.rows) > 1:
-            raise UsageError(f"{str(file)!r} has episodes of several rows, and estimators are compared on episodes of "
-                             "one: name another file")  # fmt: skip
-        if record.trajectory.n_sampled:
-            tasks.setdefault((record.trajectory.env, record.trajectory.task_id), []).append(record.trajectory)
-    return [Group(tuple(rows)) for rows in tasks.values() if len(rows) >= least]
-
-
 def _groups(file: Path, arguments: argparse.Namespace) -> list[Group]:
     """Group the episodes by task; tasks with too few for two groups are skipped."""
     size = arguments.group_size
@@ -339,28 +239,6 @@ def _step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("step-"))
 
 
-def drawn(group: Tensor, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw two disjoint groups of ``size`` rows of every task, and return them and the remaining rows."""
-    parts: tuple[list[Tensor], ...] = ([], [], [])
-    for task in range(int(group.max()) + 1):
-        rows = torch.nonzero(group == task)[:, 0]
-        mixed = rows[torch.randperm(len(rows), generator=generator)]
-        for part, chosen in zip(parts, (mixed[:size], mixed[size : 2 * size], mixed[2 * size :]), strict=True):
-            part.append(chosen)
-    return torch.cat(parts[0]), torch.cat(parts[1]), torch.cat(parts[2])
-
-
-def _advantages(recorded: Recorded, batch: Batch, name: str, options: Mapping[str, object]) -> Tensor:
-    energy, rewards = recorded.energy[batch.in_time(batch.index)], batch.in_time(batch.rewards)
-    return algos.advantage(name, rewards, energy, batch.episode_starts, batch.episode_group, **options)
-
-
-def without_each(values: Tensor) -> Tensor:
-    """Sum values over all tasks, and over all but each in turn: [..., K, D] to [..., 1 + K, D]."""
-    total = values.sum(-2, keepdim=True)
-    return torch.cat([total, total - values], dim=-2)
-
-
 def _jackknife(left_out: Tensor) -> Tensor:
     """Compute the standard error from the values without each task [E, K]."""
     count = left_out.shape[1]
@@ -378,6 +256,21 @@ def _about(recorded: Recorded, file: Path, weights: Path, arguments: argparse.Na
         f"{arguments.group_size} per task, {arguments.aggregate}; ± is one standard error over tasks. The "
         f"leave-one-out gradient is that of `{REFERENCE}` on the task's other rows: a biased estimator may repeat "
         "well, so look at its cosine to that one too."
+    )
+
+
+def _proxy(recorded: Recorded) -> str:
+    """Show how well the energy W stands for the squared norm of a gradient: as a sentence, and by π."""
+    of = shares(recorded)
+    head = ["π of the token", "tokens", "mean norm of its gradient", "root of its mean energy"]
+    lines = [
+        [f"{low:.1f} to {low + 1 / BINS:.1f}", f"{count:.0f}", brief(norm), brief(root)]
+        for low, count, norm, root in by_probability(recorded)
+    ]
+    return (
+        f"β, the mean return weighed by energy, is {of['beta_W']:.3g} by the energy W of an episode and "
+        f"{of['beta_S']:.3g} by the squared norm of its gradient. Their correlation is {of['correlation']:.2f}.\n\n"
+        f"{markdown_table(head, lines)}"
     )
 
 

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,13 +52,19 @@ def recorded_of(tasks: int, rows: int) -> Any:
     factor = torch.repeat_interleave(torch.where(won == 1, 3.0, -1.0), 3)
     vectors = torch.eye(tasks)[group.repeat_interleave(3)] * factor[:, None]
     ones = torch.ones(3 * tasks * rows)
-    return gradients.Recorded(batch=batch, energy=ones, weights=ones, gradients=vectors)
+    probability = torch.tensor([0.05, 0.5, 1.0]).repeat(tasks * rows)
+    return gradients.Recorded(batch=batch, energy=ones, weights=ones, gradients=vectors, probability=probability)
 
 
 @pytest.mark.slow
 def test_shares_and_products_of_known_gradients() -> None:
     recorded = recorded_of(4, 64)
-    assert gradients.shares(recorded) == {"p": 0.25, "beta_W": 0.25, "beta_S": 0.75, "e": 27.0}
+    # Every episode has the energy 3, so nothing varies with it.
+    assert gradients.shares(recorded) == {"p": 0.25, "beta_W": 0.25, "beta_S": 0.75, "e": 27.0, "correlation": 0.0}
+    loud = replace(recorded, energy=recorded.gradients.norm(dim=1))
+    assert gradients.shares(loud)["correlation"] == pytest.approx(1.0)
+    # A quarter of the tokens have a gradient of norm 3, the others of norm 1.
+    assert gradients.by_probability(recorded) == [[low, 256.0, 1.5, 1.0] for low in (0.0, 0.5, 0.9)]
     compared = gradients.compare(recorded, 2, 60)
     # A task's true gradient is 9/4 along its unit vector, and no task's has anything in common with another's.
     for arm in ("none", "otb_pooled"):

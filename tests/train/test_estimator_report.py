@@ -127,6 +127,7 @@ def test_report_of_a_run(train: Train, here: Path, capsys: pytest.CaptureFixture
     shown = capsys.readouterr().out
     assert "8 episodes of 2 tasks" in shown and "ESS of the ratio to those that played: 1.000" in shown
     assert "from `step-000001.jsonl.zst` at the weights `step-000000`" in shown
+    assert re.search(r"by the energy W .* squared norm of its gradient\. Their correlation is 0?\.?-?\d", shown)
     names = re.findall(r"^\| ([\w ]+?) \| -?[\d.na]", shown, flags=re.MULTILINE)
     assert {"otb", "otb_loo", "rloo", "none", "otb instantaneous"} <= set(names)
     assert script.main(["runs/one", "--step", "2", "--draws", "1", "--width", "64"]) == 0
