@@ -87,6 +87,7 @@ FIGURES: Mapping[str, tuple[str, Maker]] = {
     "figure 6": ("Tokens to 50% by loss and passes", show_updates.tokens_by_loss),
     "figure 7": ("Spread of the cumulative log ratio by position", long.spread),
     "figure 8": ("Clipped share by position", long.clipped),
+    "figure 9": ("Norm of a token's gradient by its probability", show_gradients.norms),
 }
 """Caption and SVG by name."""
 

@@ -30,6 +30,8 @@ WANTED, SETS = 9, 12
 _CELLS = 48
 _NEAR = 1.5
 _TINY = 1e-12
+_HALF = 0.05
+"""Half of a bin of π."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +146,11 @@ def _by_aim(sets: Sequence[WeightSet]) -> dict[str, list[WeightSet]]:
 
 def _about(aim: str, some: Sequence[WeightSet]) -> str:
     p = mean(weight_set.shares["p"] for weight_set in some)
-    return f"{OTHERS.get(aim, f'about {aim}%')}: p {p:.2f}, {len(some)} set{'s' * (len(some) > 1)}"
+    return f"{_name(aim)}: p {p:.2f}, {len(some)} set{'s' * (len(some) > 1)}"
+
+
+def _name(aim: str) -> str:
+    return OTHERS.get(aim, f"about {aim}%")
 
 
 def _episodes(some: Sequence[WeightSet], arm: str, size: int, rewards: str) -> str:
@@ -223,6 +229,39 @@ def wins(rows: Rows) -> str:
     ]
     chart.dots(points, 6, "measured weights")
     return chart.svg()
+
+
+def norms(rows: Rows) -> str:
+    """Figure 9: the norm of a token's gradient by its probability, and the root of its energy that stands for it."""
+    by_aim = {
+        aim: lines
+        for aim, some in _by_aim(sets_of(rows)).items()
+        if (lines := [of for weight_set in some if (of := next(iter(weight_set.rows.values())).get("by_probability"))])
+    }
+    if not by_aim:
+        return ""
+    drawn = {aim: (_relative(lines, 2), _relative(lines, 3)) for aim, lines in by_aim.items()}
+    high = max(value for pair in drawn.values() for points in pair for _, value in points)
+    axes = (
+        Axis(title="π of the token", low=0, high=1),
+        Axis(title="relative to the mean of all tokens", low=0, high=high),
+    )
+    chart = Chart("Norm of a token's gradient", *axes)
+    for number, (aim, (norm, root)) in enumerate(drawn.items()):
+        chart.line(norm, number, _name(aim))
+        chart.dots([(pi, value, f"root of the energy: {value:.2f}") for pi, value in root], number)
+    chart.dots([], len(drawn), "root of the energy")
+    return chart.svg()
+
+
+def _relative(lines: Sequence[Sequence[Sequence[float]]], column: int) -> list[tuple[float, float]]:
+    """Average a column of several sets by the middle of each bin of π, relative to its mean over a set's tokens."""
+    values: dict[float, list[float]] = defaultdict(list)
+    for of in lines:
+        level = sum(bin_[1] * bin_[column] for bin_ in of) / sum(bin_[1] for bin_ in of)
+        for bin_ in of:
+            values[bin_[0] + _HALF].append(bin_[column] / level)
+    return [(pi, mean(some)) for pi, some in sorted(values.items())]
 
 
 def verdicts(rows: Rows) -> list[Verdict]:

@@ -73,7 +73,8 @@ def whole_book() -> dict[str, list[dict[str, Any]]]:
         arm: {"noise": [float(number + 2)] * 5, "along": [4.0] * 5, "signal": [4.0] * 5}
         for number, arm in enumerate(gradients.ARMS)
     }
-    shares = {"p": 0.2, "beta_W": 0.05, "beta_S": 0.04, "e": 1.0}
+    norms = [[low / 10, 10.0, 1.2 - low / 10, 1.1 - low / 10] for low in range(10)]
+    shares = {"p": 0.2, "beta_W": 0.05, "beta_S": 0.04, "e": 1.0, "by_probability": norms}
     for name in [*(f"{aim}-seed{seed}" for aim in (5, 20, 50, 80) for seed in (1, 2, 3)), "mixed-seed1"]:
         book["B"] += [
             {"unit": unit, **shares, "arms": arms} for unit in gradients.units(name, (1, 4, 32, 2, 8, 16), 40)
@@ -87,7 +88,7 @@ def test_every_part_with_rows_has_its_tables_and_figures(monkeypatch: pytest.Mon
     book = whole_book()
     book["A"] = figures.read_all()["A"]
     files = figures.made(book, (ROOT / "docs" / "results.md").read_text())
-    assert sorted(files) == ["results.md", *(f"results/figure-{number}.svg" for number in range(1, 9))]
+    assert sorted(files) == ["results.md", *(f"results/figure-{number}.svg" for number in range(1, 10))]
     for name, text in files.items():
         if name.endswith("svg"):
             root = ElementTree.fromstring(text)
