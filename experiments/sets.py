@@ -13,16 +13,21 @@ from pathlib import Path
 
 import gradients
 import torch
+from long import CONFIG
+from recorded_gradients import Recorded
 from rows import FOLDER, RowFile, commit_of
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 from work import PLACE, Limits, claimed, tidy
 
-from agentrl.batch import Batch, as_batch
+from agentrl.algos.rows import Rows
+from agentrl.batch import as_batch
 from agentrl.config import load_config
 from agentrl.eval.command import run as evaluate
 from agentrl.eval.request import EvalRequest
 from agentrl.runs.progress import Display
 from agentrl.train.run import train
+from agentrl.types import Group
 
 EXAMPLES = """examples:
   python experiments/sets.py --list               what is done
@@ -31,12 +36,12 @@ EXAMPLES = """examples:
   python experiments/sets.py --only pretrained-seed3000 --device cuda
   python experiments/sets.py --hours 2 --pause-file pause
 """
-UPDATES = {5: 118, 20: 155, 50: 300, 80: 800}
+UPDATES = {"5": 118, "20": 155, "50": 300, "80": 800}
 """Most updates of the warm start, by the success in percent that they aim at; a row tells what it is.
 
 The longest is the quickstart's own, which ends once an oracle episode is likely enough."""
 SEEDS = (3000, 3001, 3002)
-SIZES = (1, 2, 4, 8, 16, 32)
+SIZES, FEWER = (1, 2, 4, 8, 16, 32), (1, 2, 4, 8)
 DRAWS = 40
 ATTEMPTS = 64
 """Episodes of a task."""
@@ -48,70 +53,117 @@ LEVELS = tuple(f"level{level}=agentrl/Arithmetic-v0?level={level}&max_turns=4" f
 class Set:
     """Weights, and what they play."""
 
-    aim: int
-    """Success in percent that the warm start aims at."""
+    kind: str
+    """One of ``UPDATES``; or ``mixed``, tasks of five levels; ``quiet``, easy tasks with quiet failures beside hard
+    tasks with loud ones; ``long``, the episodes of part G; ``pretrained``, SmolLM2."""
     seed: int
     """Of the warm start, the tasks and the sampling."""
-    mixed: bool = False
-    """Whether tasks of five levels are played."""
-    pretrained: bool = False
-    """Whether SmolLM2 plays, after the warm start of its preset."""
+    tasks: int = 24
+    """Tasks of each environment."""
+    attempts: int = ATTEMPTS
+    """Episodes of a task."""
+    sizes: Sequence[int] = SIZES
+    """Sizes of groups."""
 
     @property
     def name(self) -> str:
         """The name in the rows."""
-        kind = "mixed" if self.mixed else "pretrained" if self.pretrained else self.aim
-        return f"{kind}-seed{self.seed}"
+        return f"{self.kind}-seed{self.seed}"
 
     @property
-    def tasks(self) -> int:
-        """Tasks of each environment."""
-        return 5 if self.mixed else 24
+    def base(self) -> tuple[str, ...]:
+        """The kinds whose weights play."""
+        return {"mixed": ("80",), "quiet": ("80", "20")}.get(self.kind, (self.kind,))
 
 
 def sets() -> Iterator[Set]:
     """All sets, seed by seed."""
     for seed in SEEDS:
-        yield from (Set(aim=aim, seed=seed) for aim in (20, 80, 50, 5))
+        yield from (Set(kind=kind, seed=seed) for kind in ("20", "80", "50", "5"))
         if seed == SEEDS[0]:
-            yield Set(aim=80, seed=seed, mixed=True)
-            yield Set(aim=20, seed=seed, pretrained=True)
+            yield Set(kind="mixed", seed=seed, tasks=5)
+            yield Set(kind="quiet", seed=seed, sizes=FEWER)
+            yield Set(kind="long", seed=seed, tasks=8, attempts=16, sizes=FEWER)
+            yield Set(kind="pretrained", seed=seed)
 
 
 def done(wanted: Set, rows: RowFile) -> bool:
     """Return True if a set has all its rows."""
-    return all(rows.has(unit) for unit in gradients.units(wanted.name, SIZES, DRAWS))
+    return all(rows.has(unit) for unit in gradients.units(wanted.name, wanted.sizes, DRAWS))
 
 
-def play(
-    wanted: Set, folder: Path, display: Display, attempts: int = ATTEMPTS, device: str = "cpu"
-) -> tuple[Path, Batch]:
-    """Train and play a set in a folder; return its weights and its episodes, tasks side by side."""
-    base = ["run.threads=1", f"run.dir={str(folder)!r}", 'run.name="warm"', f"run.seed={wanted.seed}", "eval.tasks=1"]
-    base += ["optim.steps=0", f"model.device={device!r}"]
-    base += ["rollout.concurrency=256"] if wanted.pretrained else [f"sft.steps={UPDATES[wanted.aim]}"]
-    run = train(load_config(preset="smollm2-135m" if wanted.pretrained else "quickstart", overrides=base), display)
-    weights = run / "checkpoints" / "step-000000"
+def play(wanted: Set, kind: str, folder: Path, display: Display, device: str) -> tuple[Path, list[Group]]:
+    """Train and play in a folder with the weights of a kind; return these and the episodes by task."""
+    base = [f"run.dir={str(folder)!r}", f"run.name={kind!r}", f"run.seed={wanted.seed}", "eval.tasks=1"]
+    base += ["optim.steps=0", "run.threads=1", f"model.device={device!r}"]
+    if kind == "long":
+        config = load_config(path=CONFIG, overrides=base)
+    elif kind == "pretrained":
+        config = load_config(preset="smollm2-135m", overrides=[*base, "rollout.concurrency=256"])
+    else:
+        config = load_config(preset="quickstart", overrides=[*base, f"sft.steps={UPDATES[kind]}"])
+    weights = train(config, display) / "checkpoints" / "step-000000"
     request = EvalRequest(
         path=str(weights),
-        overrides=("eval.split='train'", f"eval.tasks={wanted.tasks}", f"eval.attempts={attempts}"),
-        envs=LEVELS if wanted.mixed else (),
+        overrides=("eval.split='train'", f"eval.tasks={wanted.tasks}", f"eval.attempts={wanted.attempts}"),
+        envs=LEVELS if wanted.kind == "mixed" else (),
         seed=wanted.seed,
-        out=folder / "played",
+        out=folder / f"{kind}-played",
     )
     evaluate(request, display)
-    return weights, as_batch(gradients.groups_of(folder / "played", attempts))
+    return weights, gradients.groups_of(folder / f"{kind}-played", wanted.attempts)
+
+
+def record(wanted: Set, kind: str, folder: Path, display: Display, device: str) -> tuple[Recorded, list[Group]]:
+    """Play with the weights of a kind; return the episodes with the gradients of their tokens, and by task."""
+    for name in (kind, f"{kind}-played"):
+        tidy(folder / name)
+    weights, groups = play(wanted, kind, folder, display, device)
+    batch = as_batch(groups)
+    model = AutoModelForCausalLM.from_pretrained(weights, dtype=torch.float32).to(device)
+    display.say(f"{wanted.name}, {kind}: {len(batch)} episodes, {len(batch.sampled)} sampled tokens")
+    return gradients.record(model.eval(), batch, temperature=1.0, width=4096), groups
 
 
 def measure(wanted: Set, rows: RowFile, folder: Path, display: Display, device: str) -> None:
     """Do the units of a set that have no row."""
-    tidy(folder / "warm")
-    tidy(folder / "played")
-    weights, batch = play(wanted, folder, display, device=device)
-    model = AutoModelForCausalLM.from_pretrained(weights, dtype=torch.float32).to(device)
-    display.say(f"{wanted.name}: {len(batch)} episodes, {len(batch.sampled)} sampled tokens")
-    recorded = gradients.record(model.eval(), batch, temperature=1.0, width=4096)
-    gradients.run(recorded, wanted.name, SIZES, DRAWS, rows)
+    parts = [record(wanted, kind, folder, display, device) for kind in wanted.base]
+    recorded = parts[0][0]
+    if wanted.kind == "quiet":
+        (easy, easy_groups), (hard, hard_groups) = parts
+        every = torch.ones(len(hard.batch), dtype=torch.bool)
+        recorded = joined([(easy, easy_groups, quiet(easy)), (hard, hard_groups, every)], 2 * max(wanted.sizes))
+    gradients.run(recorded, wanted.name, wanted.sizes, DRAWS, rows)
+
+
+def quiet(recorded: Recorded) -> Tensor:
+    """Choose the rows that succeeded, and of the others those with at most the median energy of a success, bool [R]."""
+    layout = Rows.of(recorded.batch.starts, recorded.batch.rewards)
+    won, energy = layout.sum(recorded.batch.rewards) > 0, layout.sum(recorded.energy)
+    return won | (energy <= energy[won].median())
+
+
+def joined(parts: Sequence[tuple[Recorded, Sequence[Group], Tensor]], least: int) -> Recorded:
+    """Join some rows of several recordings, without tasks that have fewer than ``least`` of them left.
+
+    Args:
+        parts: each with its episodes by task, and True for the rows that stay.
+        least: number of rows.
+    """
+    groups = list[Group]()
+    tensors: dict[str, list[Tensor]] = {name: [] for name in ("energy", "weights", "gradients", "probability")}
+    for recorded, of_part, chosen in parts:
+        kept = torch.zeros_like(chosen)
+        for task, group in enumerate(of_part):
+            rows = torch.nonzero((recorded.batch.group == task) & chosen)[:, 0]
+            if len(rows) >= least:
+                first = int(torch.nonzero(recorded.batch.group == task)[0])
+                groups.append(Group(tuple(group.trajectories[row - first] for row in rows.tolist())))
+                kept[rows] = True
+        tokens = torch.repeat_interleave(kept, recorded.batch.starts.diff())
+        for name, values in tensors.items():
+            values.append(getattr(recorded, name)[tokens])
+    return Recorded(batch=as_batch(groups), **{name: torch.cat(values) for name, values in tensors.items()})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -136,7 +188,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     limits, display = Limits(arguments.units, arguments.hours, arguments.pause_file), Display()
     for wanted in sets():
         # The pretrained model takes hours without a GPU.
-        asked_for = arguments.only == wanted.name or not (arguments.only or wanted.pretrained)
+        asked_for = arguments.only == wanted.name or not (arguments.only or wanted.kind == "pretrained")
         if not asked_for or limits.reached:
             continue
         limits.wait()

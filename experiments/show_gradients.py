@@ -23,7 +23,7 @@ LARGEST, FEW = 32, 4
 TRUTH = "otb_pooled"
 """Its gradient is unbiased; at the largest N it is the truth that others are measured by."""
 AIMS = ("5", "20", "50", "80")
-OTHERS = {"mixed": "levels 1 to 5", "pretrained": "SmolLM2"}
+OTHERS = {"mixed": "levels 1 to 5", "quiet": "quiet failures", "long": "long episodes", "pretrained": "SmolLM2"}
 """Sets that the statements do not count, and what the tables call them."""
 WANTED, SETS = 9, 12
 """In how many sets of how many a statement about the order has to hold."""
@@ -59,7 +59,8 @@ class WeightSet:
         The inverse is the number of episodes at which the signal that an arm keeps is as large as its noise.
         """
         arm_row = self.rows[rewards, size]["arms"][arm]
-        truth = self.rows[rewards, LARGEST]["arms"][TRUTH]["along"][without]
+        largest = max(size for _, size in self.rows)
+        truth = self.rows[rewards, largest]["arms"][TRUTH]["along"][without]
         along, noise = arm_row["along"][without], arm_row["noise"][without]
         tasks = len(arm_row["noise"]) - 1 - bool(without)
         return max(along, 0.0) ** 2 / (truth * noise * size * tasks)
@@ -81,7 +82,8 @@ def sets_of(rows: Rows) -> list[WeightSet]:
     rows_of: dict[str, dict[tuple[str, int], Mapping[str, Any]]] = defaultdict(dict)
     for row in rows["B"]:
         rows_of[row["unit"]["weights"]][row["unit"]["rewards"], row["unit"]["group_size"]] = row
-    whole = [WeightSet(name, of) for name, of in rows_of.items() if len(of) == 12]
+    sets = [WeightSet(name, of) for name, of in rows_of.items()]
+    whole = [each for each in sets if len(each.rows) == (8 if each.aim in ("quiet", "long") else 12)]
     return sorted(whole, key=lambda weight_set: ([*AIMS, *OTHERS].index(weight_set.aim), weight_set.name))
 
 
@@ -168,6 +170,8 @@ def _episodes(some: Sequence[WeightSet], arm: str, size: int, rewards: str) -> s
 def cells(rows: Rows) -> Iterator[tuple[str, str, float, float]]:
     """List set, arm, predicted and measured noise at N = 32, each relative to the best of the four."""
     for weight_set in sets_of(rows):
+        if ("0/1", LARGEST) not in weight_set.rows:
+            continue
         predicted = factors(weight_set.shares["p"], weight_set.shares["beta_S"])
         plain, signed = (weight_set.rows[rewards, LARGEST]["arms"] for rewards in ("0/1", "-1/1"))
         measured = {arm: plain[arm]["noise"][0] for arm in ("none", "group_mean", "otb")}
@@ -280,8 +284,22 @@ def verdicts(rows: Rows) -> list[Verdict]:
         ),
         _count("B3", "`otb` at N = 4 is worth `group_mean` at N = 32 per episode", sets, _four_is_many),
         _count("B4", "β by W and by ‖S‖² choose the same baseline", sets, _same_choice, wanted=10),
-        Verdict("B5", "the pool loses where tasks differ and failures are quiet, and shrinkage helps there"),
+        _weak_place(sets_of(rows)),
     ]
+
+
+def _weak_place(sets: Sequence[WeightSet]) -> Verdict:
+    """Judge B5: whether a task's own group knows better than the pool, and a pool of few pseudo-rows does too."""
+    claim = "the pool loses where tasks differ and failures are quiet, and shrinkage helps there"
+    some = [weight_set for weight_set in sets if weight_set.aim in ("mixed", "quiet")]
+    if len(some) < 2:
+        return Verdict("B5", claim)
+    of = {each.aim: [-each.excess(arm, FEW) for arm in ("otb carry", "otb pool 1", "otb pool 4")] for each in some}
+    found = "; ".join(
+        f"{OTHERS[aim]}: {' and '.join(f'{math.exp(-value):.2f}' for value in values)} times the episodes of the pool"
+        for aim, values in of.items()
+    )
+    return Verdict("B5", claim, any(own > 0 and max(few) > 0 for own, *few in of.values()), found)
 
 
 def _ordered(weight_set: WeightSet) -> bool:
