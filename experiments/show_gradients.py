@@ -29,7 +29,7 @@ WANTED, SETS = 9, 12
 """In how many sets of how many a statement about the order has to hold."""
 _CELLS = 48
 _NEAR = 1.5
-_TINY = 1e-12
+TINY = 1e-12
 _HALF = 0.05
 """Half of a bin of π."""
 
@@ -68,7 +68,7 @@ class WeightSet:
     def excess(self, arm: str, size: int, rewards: str = "0/1", without: int = 0) -> float:
         """Compute the logarithm of the episodes of an arm over those of ``otb_pooled``, on the same draws."""
         pooled, mine = (self.worth(name, size, rewards, without) for name in (TRUTH, arm))
-        return math.log(max(pooled, _TINY) / max(mine, _TINY))
+        return math.log(max(pooled, TINY) / max(mine, TINY))
 
     def error(self, arm: str, size: int, rewards: str = "0/1") -> float:
         """Compute the standard error of ``excess``, by a jackknife over tasks."""
@@ -157,7 +157,7 @@ def _name(aim: str) -> str:
 
 def _episodes(some: Sequence[WeightSet], arm: str, size: int, rewards: str) -> str:
     """Write the geometric mean over sets, and behind it the ratio to ``otb_pooled`` with its standard error."""
-    each = mean(-math.log(max(weight_set.worth(arm, size, rewards), _TINY)) for weight_set in some)
+    each = mean(-math.log(max(weight_set.worth(arm, size, rewards), TINY)) for weight_set in some)
     excess = [weight_set.excess(arm, size, rewards) for weight_set in some]
     # Of one set over its tasks, of several over sets.
     error = some[0].error(arm, size, rewards)

@@ -1,13 +1,16 @@
 """Tables, figures and verdicts of parts C and D: rates, and learning."""
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from statistics import geometric_mean, mean, stdev
+from statistics import correlation, geometric_mean, mean, stdev
 
+from arms import LEARNING
 from contrast import Contrast, Key, Row, by_arm, contrast, holm, levels, reached
 from plot import Axis, Chart
 from schedule import best_rate, by_rate, success
+from show_gradients import TINY, sets_of
 from verdict import NOT_RUN, Rows, Verdict
 
 from agentrl.eval.pages import table
@@ -204,7 +207,7 @@ def _equivalence_p(effect: Contrast) -> float:
 
 
 def verdicts(rows: Rows) -> list[Verdict]:
-    """Judge C1 and D0 to D5."""
+    """Judge C1 and D0 to D6."""
     asked = _asked(rows)
     results = [_c1(rows), _d0(rows)]
     for label, claim in _CLAIMS.items():
@@ -217,7 +220,22 @@ def verdicts(rows: Rows) -> list[Verdict]:
             inside, outside = effect.low >= 0.8 and effect.high <= 1.25, effect.low > 1.25 or effect.high < 0.8
             holds = True if inside else False if outside else None
         results.append(Verdict(label, claim, holds, effect.words()))
-    return results
+    return [*results, _d6(rows)]
+
+
+def _d6(rows: Rows) -> Verdict:
+    """Compare the order of the nine arms by tokens to the primary level with that by gradients at weights of 20%."""
+    claim = "the order of the nine arms is that of their gradients at 20% success"
+    sets, arms = [each for each in sets_of(rows) if each.aim == "20"], by_arm(rows["D"], "results")
+    keys = [(arm.name, arm.rewards) for arm in LEARNING]
+    if not sets or not all(key in arms for key in keys):
+        return Verdict("D6", claim, described=True)
+    needed = [tokens_to(arms[key], PRIMARY)[0] for key in keys]
+    # The gradients' name of an arm says nothing of N.
+    named = [(arm.name.removesuffix(" at 32"), arm.group_size, arm.rewards) for arm in LEARNING]
+    worth = [mean(math.log(max(each.worth(*which), TINY)) for each in sets) for which in named]
+    ranks = [[sorted(values).index(value) for value in values] for values in (needed, [-value for value in worth])]
+    return Verdict("D6", claim, figures=f"Spearman's coefficient {correlation(*ranks):.2f}", described=True)
 
 
 def decided(effect: Contrast, limit: float) -> bool | None:

@@ -23,13 +23,16 @@ class Verdict:
     """None where the rows do not decide it."""
     figures: str = ""
     """The figures; empty where nothing was run."""
+    described: bool = False
+    """Whether the plan only asks for its figures."""
 
 
 def written(verdicts: Iterable[Verdict]) -> str:
     """Tabulate verdicts."""
     words = {True: "holds", False: "**refuted**", None: "open"}
-    lines = [
-        [verdict.name, verdict.claim, *((words[verdict.holds], verdict.figures) if verdict.figures else ("", NOT_RUN))]
-        for verdict in verdicts
-    ]
+    lines = list[list[str]]()
+    for verdict in verdicts:
+        word = "described" if verdict.described else words[verdict.holds]
+        found = (word, verdict.figures) if verdict.figures else ("", NOT_RUN)
+        lines.append([verdict.name, verdict.claim, *found])
     return table(["", "statement", "verdict", "found"], lines)
