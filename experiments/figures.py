@@ -81,8 +81,8 @@ _MODULES = (show_exact, show_gradients, show_learning, show_updates, long)
 FIGURES: Mapping[str, tuple[str, Maker]] = {
     "figure 1": ("Noise of each baseline: the formula's and the measured one", show_gradients.prediction),
     "figure 2": ("Which baseline wins where, and the measured weights", show_gradients.wins),
-    "figure 3": ("Learning curves, mean over seeds with 95% intervals", show_learning.curves),
-    "figure 4": ("Norms of gradients", show_learning.norms),
+    "figure 3": ("Learning curves of six arms, mean over seeds with 95% intervals", show_learning.curves),
+    "figure 4": ("Norms of gradients of six arms", show_learning.norms),
     "figure 5": ("Success by learning rate", show_learning.success_by_rate),
     "figure 6": ("Tokens to 50% by loss and passes", show_updates.tokens_by_loss),
     "figure 7": ("Spread of the cumulative log ratio by position", long.spread),

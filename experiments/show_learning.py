@@ -23,7 +23,7 @@ _TUNING = 0.3
 _FEWEST = 5
 """Pairs in which both runs got there, below which their interval decides nothing."""
 _OTB, _CARRY, _POOLED, _NONE = ("otb", "0/1"), ("otb carry", "0/1"), ("otb_pooled", "0/1"), ("none", "0/1")
-_GRPO_32, _SIGNED = ("grpo at 32", "0/1"), ("none", "-1/1")
+_MEAN, _GRPO_32, _SIGNED = ("group_mean", "0/1"), ("grpo at 32", "0/1"), ("none", "-1/1")
 
 
 def name(key: Key) -> str:
@@ -101,9 +101,15 @@ def tokens_to(runs: Mapping[int, Row], target: float) -> tuple[float, int]:
     return geometric_mean(run.tokens for run in needed) / 1000, sum(run.censored for run in needed)
 
 
-def curves(rows: Rows) -> str:
-    """Figure 3: success over tokens, the mean over seeds with its interval."""
+def _drawn(rows: Rows) -> dict[Key, Mapping[int, Row]]:
+    """The arms of figures 3 and 4: all thirteen would hide each other."""
     arms = by_arm(rows["D"], "results")
+    return {key: arms[key] for key in (_POOLED, _OTB, _NONE, _MEAN, _GRPO_32, _SIGNED) if key in arms}
+
+
+def curves(rows: Rows) -> str:
+    """Figure 3: success over tokens, the mean over seeds with its interval, of six arms."""
+    arms = _drawn(rows)
     if not arms:
         return ""
     most = max(sum(row["tokens"]) for runs in arms.values() for row in runs.values())
@@ -122,8 +128,8 @@ def curves(rows: Rows) -> str:
 
 
 def norms(rows: Rows) -> str:
-    """Figure 4: norms of gradients by step, the geometric mean over seeds."""
-    arms = by_arm(rows["D"], "results")
+    """Figure 4: norms of gradients by step, the geometric mean over seeds, of six arms."""
+    arms = _drawn(rows)
     if not arms:
         return ""
     norms_by_arm: dict[Key, list[float]] = {}
