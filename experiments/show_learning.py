@@ -167,17 +167,18 @@ def areas(rows: Rows) -> str:
     base = arms.get(_OTB, {})
     lines = []
     for key, runs in arms.items():
-        apart = [_area(runs[seed]) - _area(base[seed]) for seed in sorted(runs.keys() & base.keys())]
+        apart = [area(runs[seed]) - area(base[seed]) for seed in sorted(runs.keys() & base.keys())]
         if apart:
             low, high = bootstrap(apart)
             cells = [f"{100 * value:+.1f}" for value in (mean(apart), low, high)] if key != _OTB else ["", "", ""]
-            level = f"{100 * mean(map(_area, runs.values())):.1f}%"
+            level = f"{100 * mean(map(area, runs.values())):.1f}%"
             lines.append([name(key), len(apart), level, *cells, sum(value > 0 for value in apart)])
     head = ["arm", "seeds", "mean success", "against `otb`, points", "95%: low", "high", "seeds above `otb`"]
     return table(head, lines) if lines else NOT_RUN
 
 
-def _area(row: Row) -> float:
+def area(row: Row) -> float:
+    """Compute the success of all training episodes of a run."""
     return sum(row["successes"]) / sum(row["episodes"])
 
 

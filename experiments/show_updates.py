@@ -1,11 +1,13 @@
 """Tables, figures and verdicts of parts E and F: losses under many updates of a batch, and stale weights."""
 
 import math
+from collections.abc import Mapping
+from statistics import mean
 
 from arms import LOSSES
-from contrast import Contrast, by_arm, contrast, reached
+from contrast import Contrast, Row, by_arm, contrast, reached
 from plot import Axis, Chart
-from show_learning import PRIMARY, decided, name, tokens_to
+from show_learning import PRIMARY, area, decided, name, tokens_to
 from verdict import NOT_RUN, Rows, Verdict
 
 from agentrl.eval.pages import table
@@ -72,9 +74,14 @@ def both(rows: Rows) -> str:
         cells = [f"{staleness}"]
         for corner in _CORNERS.values():
             runs = arms.get((f"{corner}, staleness {staleness}", "0/1"), {})
-            cells.append("{:.1f}k ({} of {} never)".format(*tokens_to(runs, PRIMARY), len(runs)) if runs else "")
+            cells.append(_corner(runs) if runs else "")
         lines.append([*cells, _sum_of_gains(rows, staleness)])
     return table(["staleness", *_CORNERS, "log gain of both less the sum of each"], lines)
+
+
+def _corner(runs: Mapping[int, Row]) -> str:
+    needed, never = tokens_to(runs, PRIMARY)
+    return f"{needed:.1f}k ({never} of {len(runs)} never), {mean(map(area, runs.values())):.0%}"
 
 
 def _sum_of_gains(rows: Rows, staleness: int) -> str:
