@@ -153,14 +153,14 @@ def joined(parts: Sequence[tuple[Recorded, Sequence[Group], Tensor]], least: int
     groups = list[Group]()
     tensors: dict[str, list[Tensor]] = {name: [] for name in ("energy", "weights", "gradients", "probability")}
     for recorded, of_part, chosen in parts:
-        kept = torch.zeros_like(chosen)
+        stays = torch.zeros_like(chosen)
         for task, group in enumerate(of_part):
             rows = torch.nonzero((recorded.batch.group == task) & chosen)[:, 0]
             if len(rows) >= least:
-                first = int(torch.nonzero(recorded.batch.group == task)[0])
-                groups.append(Group(tuple(group.trajectories[row - first] for row in rows.tolist())))
-                kept[rows] = True
-        tokens = torch.repeat_interleave(kept, recorded.batch.starts.diff())
+                offset = int(torch.nonzero(recorded.batch.group == task)[0])
+                groups.append(Group(tuple(group.trajectories[row - offset] for row in rows.tolist())))
+                stays[rows] = True
+        tokens = torch.repeat_interleave(stays, recorded.batch.starts.diff())
         for name, values in tensors.items():
             values.append(getattr(recorded, name)[tokens])
     return Recorded(batch=as_batch(groups), **{name: torch.cat(values) for name, values in tensors.items()})

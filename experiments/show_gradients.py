@@ -295,11 +295,11 @@ def _weak_place(sets: Sequence[WeightSet]) -> Verdict:
     if len(some) < 2:
         return Verdict("B5", claim)
     of = {each.aim: [-each.excess(arm, FEW) for arm in ("otb carry", "otb pool 1", "otb pool 4")] for each in some}
-    found = "; ".join(
+    figures = "; ".join(
         f"{OTHERS[aim]}: {' and '.join(f'{math.exp(-value):.2f}' for value in values)} times the episodes of the pool"
         for aim, values in of.items()
     )
-    return Verdict("B5", claim, any(own > 0 and max(few) > 0 for own, *few in of.values()), found)
+    return Verdict("B5", claim, any(own > 0 and max(few) > 0 for own, *few in of.values()), figures)
 
 
 def _ordered(weight_set: WeightSet) -> bool:

@@ -33,6 +33,6 @@ def written(verdicts: Iterable[Verdict]) -> str:
     lines = list[list[str]]()
     for verdict in verdicts:
         word = "described" if verdict.described else words[verdict.holds]
-        found = (word, verdict.figures) if verdict.figures else ("", NOT_RUN)
-        lines.append([verdict.name, verdict.claim, *found])
+        cells = (word, verdict.figures) if verdict.figures else ("", NOT_RUN)
+        lines.append([verdict.name, verdict.claim, *cells])
     return table(["", "statement", "verdict", "found"], lines)
