@@ -14,7 +14,7 @@ from typing import Any
 from arms import BASE, GRPO, OTB, POOLED, Arm, Unit, overrides
 from learn import fingerprint, results_of, tidy
 from rows import FOLDER, RowFile, commit_of
-from schedule import best_rate
+from schedule import area, best_rate
 from verdict import NOT_RUN, Rows
 from work import PLACE, claimed
 
@@ -43,15 +43,11 @@ _OWN: Mapping[str, Any] = {**{name: BASE[name] for name in _SHARED}, "rollout.co
 def rate_of(arm: Arm, rows: Sequence[Mapping[str, Any]]) -> float | None:
     """Choose the rate of the highest mean success, of rates within two points the lowest; None before all are tried."""
     tried = {row["unit"]["lr"]: [row] for row in rows if _is(row, arm, "rates")}
-    return best_rate(tried, _success) if len(tried) == len(RATES) else None
+    return best_rate(tried, area) if len(tried) == len(RATES) else None
 
 
 def _is(row: Mapping[str, Any], arm: Arm, purpose: str) -> bool:
     return (row["unit"]["arm"], row["unit"]["purpose"]) == (arm.name, purpose)
-
-
-def _success(row: Mapping[str, Any]) -> float:
-    return sum(row["successes"]) / sum(row["episodes"])
 
 
 def units(rows: Sequence[Mapping[str, Any]]) -> Iterator[Unit]:
@@ -100,7 +96,7 @@ def results(rows: Rows) -> str:
         )
         if done:
             held_out = [row["held_out"][-1][2] for row in done]
-            columns = [[_success(row) for row in done], held_out]
+            columns = [[area(row) for row in done], held_out]
             cells = [f"{mean(column):.1%} ({', '.join(f'{value:.1%}' for value in column)})" for column in columns]
             lines.append([arm.name, f"{done[0]['unit']['lr']:g}", *cells])
     return table(["arm", "rate", "training success", "held out"], lines) if lines else NOT_RUN

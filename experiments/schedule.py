@@ -118,6 +118,11 @@ def success(row: Row) -> float:
     return sum(shares[steps // 2 :]) / (steps - steps // 2)
 
 
+def area(row: Row) -> float:
+    """Success of all training episodes of a run."""
+    return sum(row["successes"]) / sum(row["episodes"])
+
+
 def by_rate(rows: Iterable[Row], arm: str, rewards: str) -> dict[float, list[Row]]:
     """Sort the tuning runs of an arm by their rate, lowest first."""
     runs: dict[float, list[Row]] = defaultdict(list)

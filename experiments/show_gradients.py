@@ -88,14 +88,9 @@ def sets_of(rows: Rows) -> list[WeightSet]:
 
 
 def factors(p: float, beta: float) -> dict[str, float]:
-    """Compute how many times noisier than the best constant baseline each is, by the plan's formula."""
-    spread = beta * (1 - beta)
-    return {
-        "none": 1 / (1 - beta),
-        "none ±1": 1 / (4 * spread),
-        "group_mean": 1 + (p - beta) ** 2 / spread,
-        "otb": 1.0,
-    }
+    """Compute how many times noisier than the best constant baseline β each is, by the plan's formula."""
+    baselines = {"none": 0.0, "none ±1": 0.5, "group_mean": p, "otb": beta}
+    return {name: 1 + (baseline - beta) ** 2 / (beta * (1 - beta)) for name, baseline in baselines.items()}
 
 
 def weights(rows: Rows) -> str:

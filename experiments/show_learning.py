@@ -9,7 +9,7 @@ from statistics import correlation, geometric_mean, mean, stdev
 from arms import LEARNING
 from contrast import Contrast, Key, Row, by_arm, contrast, holm, levels, reached
 from plot import Axis, Chart
-from schedule import best_rate, by_rate, success
+from schedule import area, best_rate, by_rate, success
 from show_gradients import TINY, sets_of
 from verdict import NOT_RUN, Rows, Verdict
 
@@ -175,11 +175,6 @@ def areas(rows: Rows) -> str:
             lines.append([name(key), len(apart), level, *cells, sum(value > 0 for value in apart)])
     head = ["arm", "seeds", "mean success", "against `otb`, points", "95%: low", "high", "seeds above `otb`"]
     return table(head, lines) if lines else NOT_RUN
-
-
-def area(row: Row) -> float:
-    """Compute the success of all training episodes of a run."""
-    return sum(row["successes"]) / sum(row["episodes"])
 
 
 _QUESTIONS: Mapping[str, tuple[Key, Key, float]] = {

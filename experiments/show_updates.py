@@ -7,7 +7,8 @@ from statistics import mean
 from arms import LOSSES
 from contrast import Contrast, Row, by_arm, contrast, reached
 from plot import Axis, Chart
-from show_learning import PRIMARY, area, decided, name, tokens_to
+from schedule import area
+from show_learning import PRIMARY, decided, name, tokens_to
 from verdict import NOT_RUN, Rows, Verdict
 
 from agentrl.eval.pages import table
