@@ -27,6 +27,7 @@ from agentrl.batch import Batch, as_batch
 from agentrl.runs.settings import read_config
 
 sys.path.insert(0, str(ROOT / "scripts"))
+import pool_weight
 from estimator_report import ESTIMATORS
 from recorded_gradients import (
     Projection,
@@ -176,11 +177,14 @@ def _unbiased(recorded: Recorded, whole_rows: Tensor, rows: Tensor) -> Tensor:
 
 
 def units(name: str, sizes: Sequence[int], draws: int) -> list[dict[str, Any]]:
-    """List the units of a set of weights."""
+    """List the units of a set of weights; the last is of the pool's weight."""
     return [
-        {"part": "B", "weights": name, "rewards": rewards, "group_size": size, "draws": draws}
-        for rewards in ("0/1", "-1/1")
-        for size in sizes
+        *(
+            {"part": "B", "weights": name, "rewards": rewards, "group_size": size, "draws": draws}
+            for rewards in ("0/1", "-1/1")
+            for size in sizes
+        ),
+        {"part": "B", "weights": name, "pool": True},
     ]
 
 
@@ -189,10 +193,13 @@ def run(recorded: Recorded, name: str, sizes: Sequence[int], draws: int, rows: R
     of = {"0/1": recorded, "-1/1": of_plus_and_minus_one(recorded)}
     about = {name: digits(value, 5) for name, value in shares(recorded).items()}
     norms = [[digits(value, 5) for value in line] for line in by_probability(recorded)]
-    for unit in units(name, sizes, draws):
+    *of_arms, of_pool = units(name, sizes, draws)
+    for unit in of_arms:
         if not rows.has(unit):
             arms = compare(of[unit["rewards"]], unit["group_size"], draws)
             rows.add(unit, **about, by_probability=norms, arms=arms)
+    if not rows.has(of_pool):
+        rows.add(of_pool, **pool_weight.measured(recorded))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -81,6 +81,8 @@ def sets_of(rows: Rows) -> list[WeightSet]:
     """Gather the sets that have all their rows, the tiny model's on one level before others."""
     rows_of: dict[str, dict[tuple[str, int], Mapping[str, Any]]] = defaultdict(dict)
     for row in rows["B"]:
+        if row["unit"].get("pool"):
+            continue
         rows_of[row["unit"]["weights"]][row["unit"]["rewards"], row["unit"]["group_size"]] = row
     sets = [WeightSet(name, of) for name, of in rows_of.items()]
     whole = [each for each in sets if len(each.rows) == (8 if each.aim in ("quiet", "long") else 12)]
@@ -132,6 +134,27 @@ def by_size(rows: Rows) -> str:
     arms = list(some[0].rows["0/1", FEW]["arms"])
     lines = [[arm, *(_episodes(some, arm, size, "0/1") for size in sizes)] for arm in arms]
     return table([_about("20", some), *(f"N = {size}" for size in sizes)], lines)
+
+
+def pool_weights(rows: Rows) -> str:
+    """Table 2e: the pool's best weight, derived and measured, mean over the sets of an aim."""
+    of_aims: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for row in rows["B"]:
+        if row["unit"].get("pool"):
+            of_aims[row["unit"]["weights"].partition("-")[0]].append(row)
+    lines = list[list[str]]()
+    for aim in (aim for aim in (*AIMS, *OTHERS) if aim in of_aims):
+        some = of_aims[aim]
+        within, between = (mean(row[key] for row in some) for key in ("within", "between"))
+        best = f"{within / between:.2g}" if between > 0 else "∞"
+        for size, by_kappa in some[0]["noise"].items():
+            values = [mean(row["noise"][size][kappa] for row in some) for kappa in by_kappa]
+            lines.append([_name(aim), str(len(some)), best, size, *(f"{value:.3g}" for value in values)])
+    if not lines:
+        return NOT_RUN
+    return table(
+        ["weights", "sets", "derived κ", "N", *(f"κ = {kappa}".replace("inf", "∞") for kappa in by_kappa)], lines
+    )
 
 
 def _by_aim(sets: Sequence[WeightSet]) -> dict[str, list[WeightSet]]:

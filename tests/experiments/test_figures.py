@@ -76,9 +76,10 @@ def whole_book() -> dict[str, list[dict[str, Any]]]:
     norms = [[low / 10, 10.0, 1.2 - low / 10, 1.1 - low / 10] for low in range(10)]
     shares = {"p": 0.2, "beta_W": 0.05, "beta_S": 0.04, "e": 1.0, "by_probability": norms}
     for name in [*(f"{aim}-seed{seed}" for aim in (5, 20, 50, 80) for seed in (1, 2, 3)), "mixed-seed1"]:
-        book["B"] += [
-            {"unit": unit, **shares, "arms": arms} for unit in gradients.units(name, (1, 4, 32, 2, 8, 16), 40)
-        ]
+        *of_arms, of_pool = gradients.units(name, (1, 4, 32, 2, 8, 16), 40)
+        book["B"] += [{"unit": unit, **shares, "arms": arms} for unit in of_arms]
+        noise = {"4": {"0": 1.5, "inf": 1.25}, "8": {"0": 1.25, "inf": 1.125}}
+        book["B"].append({"unit": of_pool, "within": 0.5, "between": -0.1 if "80" in name else 0.25, "noise": noise})
     return book
 
 
@@ -98,6 +99,8 @@ def test_every_part_with_rows_has_its_tables_and_figures(monkeypatch: pytest.Mon
     assert "| G1 | the spread of S_t grows as √t: slope .4 to .6 | holds | ctpo 0.50" in page
     assert "| G2 | power ½ clips late tokens as often as early ones | holds | 1.52 times |" in page
     assert "| G2 | power 0 clips late tokens at least 3 times as often | holds | 64.00 times |" in page
+    assert "| about 20% | 3 | 2 | 4 | 1.5 | 1.25 |\n| about 20% | 3 | 2 | 8 | 1.25 | 1.12 |" in page
+    assert "| about 80% | 3 | ∞ | 4 | 1.5 | 1.25 |" in page, "an estimate of no difference between tasks"
     assert "| D1 | pooled needs fewer tokens to 50% than `otb` | holds |" in page
     assert "(5 pairs); fewer in 5 of 5" in page
     assert figures.made(book, page) == files, "made again it stays as it is"

@@ -82,8 +82,8 @@ def test_a_set_goes_on_where_it_was_killed(tmp_path: Path) -> None:
     gradients.run(recorded, "even", [1, 2], 2, rows.RowFile(path, "abc"))
     whole = path.read_text()
     made = [json.loads(line) for line in whole.splitlines()]
-    assert [(row["unit"]["rewards"], row["unit"]["group_size"]) for row in made] == [
-        ("0/1", 1), ("0/1", 2), ("-1/1", 1), ("-1/1", 2),
+    assert [(row["unit"].get("rewards"), row["unit"].get("group_size")) for row in made] == [
+        ("0/1", 1), ("0/1", 2), ("-1/1", 1), ("-1/1", 2), (None, None),
     ]  # fmt: skip
     assert {row["commit"] for row in made} == {"abc"} and set(made[0]["arms"]) == set(gradients.ARMS)
     path.write_text(whole[: len(whole) - 40])
