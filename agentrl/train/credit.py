@@ -1,13 +1,14 @@
 """Credit of a step's sampled tokens: rewards, advantages, importance weights, and which tokens are trained on.
 
-Legend: S sampled tokens of all episodes of the step end to end, each episode in the order of its turns.
+Legend: E episodes of the step, S sampled tokens of all of them end to end, each episode in the order of its turns.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from agentrl import algos
 from agentrl.algos.advantages import Terms
@@ -20,10 +21,12 @@ from agentrl.types import Trajectory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """All rows of a step with the inputs of the algorithms; every tensor is [S], one number per sampled token."""
+    """All rows of a step with the inputs of the algorithms; most tensors are [S], one number per sampled token."""
 
     batch: Batch
     """The rows, in the order of the episodes."""
+    environment: Tensor
+    """The number of each episode's environment, from 0 [E]."""
     rewards: Tensor
     """Reward of each token, 0 except on the last one of a turn."""
     sampler_logp: Tensor
@@ -77,26 +80,62 @@ def correction_weights(algo: AlgoSettings, scored: Scored) -> Tensor:
     )
 
 
+def environments(episodes: Sequence[Trajectory]) -> Tensor:
+    """Number the episodes' environments from 0 [E]."""
+    names = sorted({episode.env for episode in episodes})
+    return torch.tensor([names.index(episode.env) for episode in episodes], dtype=torch.int64)
+
+
 def credit(algo: AlgoSettings, scored: Scored, logp: Tensor) -> Scored:
     """Compute the advantages of all rows of the step under a policy with log-probs ``logp`` [S]."""
-    group, options = scored.batch.episode_group, _options(algo, scored, logp)
-    advantages = algos.advantage(algo.advantage, scored.rewards, scored.energy, scored.starts, group, **options)
+    advantages = torch.zeros_like(scored.advantages)
+    for tokens, arguments, options in _inputs(algo, scored, logp):
+        advantages[tokens] = algos.advantage(algo.advantage, *arguments, **options)
     return replace(scored, advantages=advantages * scored.in_loss)
 
 
 def credit_terms(algo: AlgoSettings, scored: Scored) -> Terms | None:
     """Compute the terms of the advantages before the first update; None where there is no baseline of each token."""
-    group, options = scored.batch.episode_group, _options(algo, scored, scored.old_logp)
-    return algos.terms(algo.advantage, scored.rewards, scored.energy, scored.starts, group, **options)
+    whole = Terms(*torch.zeros(3, len(scored.rewards), dtype=torch.float64))
+    for tokens, arguments, options in _inputs(algo, scored, scored.old_logp):
+        terms = algos.terms(algo.advantage, *arguments, **options)
+        if terms is None:
+            return None
+        for values, of_tokens in zip(whole, terms, strict=True):
+            values[tokens] = of_tokens
+    return whole
 
 
-def pool_metrics(algo: AlgoSettings, batch: Batch) -> dict[str, float]:
-    """Count the groups that had no other group to take a baseline from, where the advantage pools them: 0 or 1."""
+def _inputs(
+    algo: AlgoSettings, scored: Scored, logp: Tensor
+) -> Iterator[tuple[Tensor, tuple[Tensor, Tensor, Tensor, Tensor], dict[str, object]]]:
+    """Yield which tokens an advantage is computed for, bool [S], and its arguments and options for these tokens.
+
+    All tokens come at once; with a pool, those of one environment, since returns of different ones do not compare.
+    """
+    options, lengths = _options(algo, scored, logp), scored.starts.diff()
+    pools = algos.pools(algo.advantage, algo.advantage_options)
+    environment = scored.environment if pools else torch.zeros_like(scored.environment)
+    for number in environment.unique():
+        episodes = environment == number
+        tokens = torch.repeat_interleave(episodes, lengths)
+        starts = pad(lengths[episodes].cumsum(0), (1, 0))
+        arguments = scored.rewards[tokens], scored.energy[tokens], starts, scored.batch.episode_group[episodes]
+        yield (
+            tokens,
+            arguments,
+            {name: value[tokens] if isinstance(value, Tensor) else value for name, value in options.items()},
+        )
+
+
+def pool_metrics(algo: AlgoSettings, scored: Scored) -> dict[str, float]:
+    """Count the groups that had no other group to take a baseline from, where the advantage pools them."""
     if not algos.pools(algo.advantage, algo.advantage_options):
         return {}
     # An episode whose prompt left no room for a turn gives no other group a baseline.
-    sampled = batch.episode_starts.diff() > 0
-    return {"groups_unpooled": int(len(batch.episode_group[sampled].unique()) == 1)}
+    sampled = scored.starts.diff() > 0
+    groups = torch.stack([scored.environment, scored.batch.episode_group])[:, sampled].unique(dim=1)
+    return {"groups_unpooled": int((groups[0].bincount() == 1).sum())}
 
 
 def _options(algo: AlgoSettings, scored: Scored, logp: Tensor) -> dict[str, object]:

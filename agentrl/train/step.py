@@ -26,6 +26,7 @@ from agentrl.train.credit import (
     check_credit,
     correction_weights,
     credit,
+    environments,
     loss_mask,
     pool_metrics,
 )
@@ -136,7 +137,7 @@ class Trainer:
         # Counted only now: the updates' learning rate follows from the tokens of earlier steps and a share of these.
         self.sampled_tokens += played.sampled_tokens
         metrics = {**summary(number, played, scored), **played.collected.sandbox, **learned, **watch.seconds}
-        metrics |= {**self._synced.seconds, **played.metrics, **pool_metrics(self.config.algo, scored.batch)}
+        metrics |= {**self._synced.seconds, **played.metrics, **pool_metrics(self.config.algo, scored)}
         metrics |= rates(metrics, peak_flops(self.learner.model.device, self.config.model.dtype))
         metrics |= env_metrics(played.collected.groups, self.rollouts.origins)
         advantages = [part.tolist() for part in scored.advantages.split(scored.starts.diff().tolist())]
@@ -170,6 +171,7 @@ class Trainer:
         disagreement = check_agreement(logp, same_weights, max(self._rounding, self.rollouts.rounding))
         scored = Scored(
             batch=batch,
+            environment=environments(episodes),
             rewards=batch.in_time(batch.rewards),
             sampler_logp=sampler_logp,
             age=age,

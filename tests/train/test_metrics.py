@@ -5,7 +5,8 @@ import re
 from dataclasses import replace
 from math import inf
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from agentrl.errors import TrajectoryError
 from agentrl.models.lora import add_adapters
 from agentrl.runs.records import TRAINING, read_episodes, write_episodes
 from agentrl.train import loop, metrics
-from agentrl.train.credit import pool_metrics
+from agentrl.train.credit import Scored, pool_metrics
 from agentrl.train.metrics import pass_flops, peak_flops, rates
 from agentrl.types import Exchange, Group, Segment, Trajectory
 
@@ -79,19 +80,26 @@ def test_every_metric_is_in_the_documentation(small: Make, overrides: tuple[str,
 
 
 @pytest.mark.parametrize(
-    ("algo", "shapes", "unpooled"),
+    ("algo", "shapes", "environment", "unpooled"),
     [
-        ({"advantage": "otb_pooled"}, [[3, 4], [5, 2]], 0),
-        ({"advantage": "otb_pooled"}, [[3, 4]], 1),
+        ({"advantage": "otb_pooled"}, [[3, 4], [5, 2]], [0, 0], 0),
+        ({"advantage": "otb_pooled"}, [[3, 4]], [0], 1),
         # A group without a sampled token is no pool.
-        ({"advantage": "otb_pooled"}, [[3, 4], [5]], 1),
-        ({"advantage": "ogb", "advantage_options": {"pool": inf}}, [[3, 4]], 1),
-        ({"advantage": "otb_pooled", "advantage_options": {"pool": 0}}, [[3, 4]], None),
-        ({}, [[3, 4]], None),
+        ({"advantage": "otb_pooled"}, [[3, 4], [5]], [0, 0], 1),
+        # Nor is a group of another environment.
+        ({"advantage": "otb_pooled"}, [[3, 4], [5, 2], [4, 1]], [0, 1, 0], 1),
+        ({"advantage": "otb_pooled"}, [[3, 4], [5, 2], [4, 1]], [2, 1, 0], 3),
+        ({"advantage": "ogb", "advantage_options": {"pool": inf}}, [[3, 4]], [0], 1),
+        ({"advantage": "otb_pooled", "advantage_options": {"pool": 0}}, [[3, 4]], [0], None),
+        ({"advantage": "otb"}, [[3, 4]], [0], None),
     ],
 )
-def test_a_group_without_a_pool_is_told(algo: Any, shapes: list[list[int]], unpooled: int | None) -> None:
-    assert pool_metrics(AlgoSettings(**algo), batch_of(shapes)).get("groups_unpooled") == unpooled
+def test_a_group_without_a_pool_is_told(
+    algo: Any, shapes: list[list[int]], environment: list[int], unpooled: int | None
+) -> None:
+    batch, numbers = batch_of(shapes), torch.tensor(environment)
+    scored = SimpleNamespace(batch=batch, starts=batch.episode_starts, environment=numbers)
+    assert pool_metrics(AlgoSettings(**algo), cast(Scored, scored)).get("groups_unpooled") == unpooled
 
 
 def episode(**parts: float) -> Trajectory:

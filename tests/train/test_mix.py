@@ -1,8 +1,9 @@
 """A run on two environments: no group mixes them, each is measured and evaluated on its own, also when resumed."""
 
 import io
+import math
 from dataclasses import replace
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -24,9 +25,10 @@ from agentrl.train.groups import env_metrics
 from agentrl.train.run import resume, train
 from agentrl.types import Group, Task, ToolRun
 
+from ..algos import reference as slow
 from ..runs.origins import ORIGIN
 from ..runs.report.blocks import blocks
-from .conftest import SMALL, Make, OnDisk, python, rows_of, same_weights, step, trainer_of
+from .conftest import SMALL, Make, OnDisk, python, rewards_in_time, rows_of, same_weights, step, trainer_of
 
 MIX = """
 [env.mix.loud]
@@ -111,6 +113,26 @@ def test_two_environments_end_to_end(mixed: OnDisk) -> None:
     for file in ("metrics.jsonl", "evals.jsonl"):
         assert rows_of(run, file) == rows_of(other, file)
     assert same_weights(run, other)
+
+
+@pytest.mark.parametrize(("tasks", "alone"), [(3, 1), (6, 0)])
+def test_a_pool_is_of_one_environment(mixed: OnDisk, tasks: int, alone: int) -> None:
+    settings = ("algo.advantage=otb_pooled", f"rollout.tasks={tasks}", "optim.steps=1", "eval.every=0")
+    run = train(mixed(*settings), Display())
+    assert rows_of(run)[0]["groups_unpooled"] == alone
+    for name in ("loud", "short"):
+        played = [record for record in records(run, 1) if record.trajectory.env == name]
+        realized = [record.training["realized_energy"] for record in played]
+        energy = [[w - before for before, w in pairwise((0.0, *row))] for row in realized]
+        rewards = [rewards_in_time(record.trajectory) for record in played]
+        group = [record.trajectory.task_id for record in played]
+        wanted = slow.otb(rewards, energy, group, tail="carry", pool=math.inf)
+        assert any(any(row) for row in wanted)
+        for record, row in zip(played, wanted, strict=True):
+            assert record.advantages == pytest.approx(row, abs=1e-3), "five digits of an energy are in the file"
+            below = zip(record.advantages or (), record.training["baseline"], strict=True)
+            ahead = [sum(rewards_in_time(record.trajectory)[t:]) for t in range(len(row))]
+            assert [a + b for a, b in below] == pytest.approx(ahead, abs=1e-3)
 
 
 def test_one_environment_has_no_names(small: Make) -> None:
