@@ -88,9 +88,13 @@ def environments(episodes: Sequence[Trajectory]) -> Tensor:
 
 def credit(algo: AlgoSettings, scored: Scored, logp: Tensor) -> Scored:
     """Compute the advantages of all rows of the step under a policy with log-probs ``logp`` [S]."""
-    advantages = torch.zeros_like(scored.advantages)
-    for tokens, arguments, options in _inputs(algo, scored, logp):
-        advantages[tokens] = algos.advantage(algo.advantage, *arguments, **options)
+    parts = [
+        (tokens, algos.advantage(algo.advantage, *arguments, **options))
+        for tokens, arguments, options in _inputs(algo, scored, logp)
+    ]
+    advantages = parts[0][1].new_zeros(len(scored.rewards))
+    for tokens, of_tokens in parts:
+        advantages[tokens] = of_tokens
     return replace(scored, advantages=advantages * scored.in_loss)
 
 

@@ -183,9 +183,9 @@ def test_episodes_and_settings_that_do_not_fit(played: Path) -> None:
 def test_what_has_nothing_to_compare(played: Path) -> None:
     alone = changed(files_of(played)[0], lambda row: row, keep=1)
     with pytest.raises(UsageError, match=r"has one episode of each task, and algo\.advantage='otb' compares several"):
-        again(played, files=[alone])
+        again(played, "algo.advantage=otb", files=[alone])
     assert rows_of(again(played, "algo.advantage=none", files=[alone]))[0]["episodes"] == 1
-    pooled = again(played, "algo.advantage_options.pool=1", "run.name=pooled", files=[alone])
+    pooled = again(played, "run.name=pooled", files=[alone])
     assert rows_of(pooled)[0]["groups_unpooled"] == 1
     # Another prompt is another group, though the task be the same.
     longer = lambda row: _first(row).update({name: 2 * _first(row)[name] for name in ("token_ids", "pieces")})
