@@ -79,6 +79,8 @@ OTB, CARRY = (
     Arm(name="otb carry", settings=_advantage("otb", tail="carry")),
 )
 POOLED = Arm(name="otb_pooled", settings=_advantage("otb_pooled"))
+SHRUNK = Arm(name="otb pool 1", settings=_advantage("otb", tail="carry", pool=1.0))
+"""The own group, itself included, and one mean episode of the others: an arm of D that has its rate from POOLED."""
 MEAN, GRPO = Arm(name="group_mean", settings=_advantage("group_mean")), Arm(name="grpo", settings=_advantage("grpo"))
 NONE = Arm(name="none", settings=_advantage("none"))
 GRPO_32 = Arm(name="grpo at 32", settings=_advantage("grpo"), group_size=32)

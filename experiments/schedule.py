@@ -8,7 +8,7 @@ from itertools import count
 from statistics import mean
 from typing import Any
 
-from arms import LEARNING, SAME_SIGNED, STALE, UPDATING, WARM, Arm, Unit
+from arms import LEARNING, POOLED, SAME_SIGNED, SHRUNK, STALE, UPDATING, WARM, Arm, Unit
 
 Row = Mapping[str, Any]
 Book = Mapping[str, Sequence[Row]]
@@ -16,8 +16,8 @@ Book = Mapping[str, Sequence[Row]]
 
 TUNING, RESULTS = 1000, 2000
 """The first seed that is tried for each purpose."""
-_SIGNED_SEEDS = 10
-"""Seeds with which arms that only see differences of rewards are run with rewards of ±1 too."""
+_FURTHER_SEEDS = 10
+"""Seeds with which D has further arms: those that only see differences of rewards, with rewards of ±1; and SHRUNK."""
 COUNTS = (0.05, 0.30)
 """Success of a warm start that counts."""
 LADDER = (1e-6, 3e-6, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
@@ -26,7 +26,7 @@ TUNING_SEEDS = {"C": 2, "E": 1}
 TUNING_STEPS = {"C": 15, "E": 12}
 FURTHER = {"C": 30, "E": 14}
 """Most runs beyond the edges of the rates."""
-SIZE = {"C": 90, "D": 220, "E": 196, "F": 60}
+SIZE = {"C": 90, "D": 230, "E": 196, "F": 60}
 """Units of each part, without further rates and warm starts."""
 STEPS = {"D": 30, "E": 20, "F": 20}
 SEEDS = {"D": 20, "E": 10, "F": 5}
@@ -229,6 +229,8 @@ def _rates(part: str, book: Book) -> dict[tuple[str, str], float]:
         return best_rate(by_rate(book[source], arm.name, arm.rewards))
 
     rates = {(arm.name, arm.rewards): chosen("C", arm) for arm in (LEARNING if part in "DF" else ())}
+    if part == "D":
+        rates[SHRUNK.name, SHRUNK.rewards] = chosen("C", POOLED)
     rates |= {(arm.name, arm.rewards): chosen("E", arm) for arm in (UPDATING if part in "EF" else ())}
     if part == "F":
         rates |= {
@@ -239,6 +241,6 @@ def _rates(part: str, book: Book) -> dict[tuple[str, str], float]:
 
 def _arms(part: str, seed: int, book: Book) -> Sequence[Arm]:
     if part == "D":
-        checked = chosen_seeds(RESULTS, _SIGNED_SEEDS, book)
-        return (*LEARNING, *(SAME_SIGNED if seed in checked else ()))
+        chosen = chosen_seeds(RESULTS, _FURTHER_SEEDS, book)
+        return (*LEARNING, *((*SAME_SIGNED, SHRUNK) if seed in chosen else ()))
     return UPDATING if part == "E" else [arm for arm, _, _ in STALE.values()]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from statistics import correlation, geometric_mean, mean, stdev
 
-from arms import LEARNING
+from arms import LEARNING, POOLED, SHRUNK
 from contrast import Contrast, Key, Row, by_arm, contrast, holm, levels, reached
 from plot import Axis, Chart
 from schedule import area, best_rate, by_rate, success
@@ -209,7 +209,7 @@ def _equivalence_p(effect: Contrast) -> float:
 
 
 def verdicts(rows: Rows) -> list[Verdict]:
-    """Judge C1 and D0 to D6."""
+    """Judge C1 and D0 to D7."""
     asked = _asked(rows)
     results = [_c1(rows), _d0(rows)]
     for label, claim in _CLAIMS.items():
@@ -222,7 +222,7 @@ def verdicts(rows: Rows) -> list[Verdict]:
             inside, outside = effect.low >= 0.8 and effect.high <= 1.25, effect.low > 1.25 or effect.high < 0.8
             holds = True if inside else False if outside else None
         results.append(Verdict(label, claim, holds, effect.words()))
-    return [*results, _d6(rows)]
+    return [*results, _d6(rows), _d7(rows)]
 
 
 def _d6(rows: Rows) -> Verdict:
@@ -238,6 +238,19 @@ def _d6(rows: Rows) -> Verdict:
     worth = [mean(math.log(max(each.worth(*which), TINY)) for each in sets) for which in named]
     ranks = [[sorted(values).index(value) for value in values] for values in (needed, [-value for value in worth])]
     return Verdict("D6", claim, figures=f"Spearman's coefficient {correlation(*ranks):.2f}", described=True)
+
+
+def _d7(rows: Rows) -> Verdict:
+    """Compare a baseline of the own group and one mean episode of the others with that of the others alone."""
+    claim, arms = "`otb` with pool 1 needs fewer tokens to 50% than pooled", by_arm(rows["D"], "results")
+    base, other = (arms.get((arm.name, arm.rewards), {}) for arm in (POOLED, SHRUNK))
+    effect = contrast(base, other, PRIMARY)
+    if effect is None:
+        return Verdict("D7", claim, described=True)
+    apart = [area(other[seed]) - area(base[seed]) for seed in sorted(base.keys() & other.keys())]
+    points = [f"{100 * value:+.1f}" for value in (mean(apart), *bootstrap(apart))]
+    success_apart = f"success over all steps {points[0]} points ({points[1]} to {points[2]})"
+    return Verdict("D7", claim, figures=f"{effect.words()}; {success_apart}", described=True)
 
 
 def decided(effect: Contrast, limit: float) -> bool | None:

@@ -103,6 +103,7 @@ def test_every_part_with_rows_has_its_tables_and_figures(monkeypatch: pytest.Mon
     assert "| about 80% | 3 | ∞ | 4 | 1.5 | 1.25 |" in page, "an estimate of no difference between tasks"
     assert "| D1 | pooled needs fewer tokens to 50% than `otb` | holds |" in page
     assert "(5 pairs); fewer in 5 of 5" in page
+    assert "(5 pairs); fewer in 0 of 5; success over all steps -" in page
     assert figures.made(book, page) == files, "made again it stays as it is"
     assert "So far" not in page
     whole = len(book["C"])

@@ -59,7 +59,13 @@ def signed(clean_registry: None, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_every_arm_is_a_run_that_can_begin(signed: Any) -> None:
     assert (len(arms.LEARNING), len(arms.UPDATING), len(arms.STALE), len(arms.SAME_SIGNED)) == (9, 14, 12, 4)
-    for arm in (*arms.LEARNING, *arms.UPDATING, *arms.SAME_SIGNED, *(stale for stale, _, _ in arms.STALE.values())):
+    for arm in (
+        *arms.LEARNING,
+        *arms.UPDATING,
+        *arms.SAME_SIGNED,
+        arms.SHRUNK,
+        *(stale for stale, _, _ in arms.STALE.values()),
+    ):
         unit = arm.unit("C", "rates", lr=1e-3, seed=1000, steps=15)
         config = load_config(preset=arms.PRESET, overrides=arms.overrides(arms.settings_of(unit)))
         check_run(config)
@@ -105,9 +111,10 @@ def test_rates_at_the_edge_are_followed_and_then_the_parts_have_theirs() -> None
     equal = finished(lambda unit: 0.5)
     assert len(equal["C"]) == 90 + 30 and len(equal["E"]) == 56 + 14, "but not without end"
     runs = list(schedule.units("D", book))
-    assert len(runs) == 20 * 9 + 10 * 4 and [unit["seed"] for unit in runs[:13]] == [2000] * 13
+    assert len(runs) == 20 * 9 + 10 * 5 and [unit["seed"] for unit in runs[:14]] == [2000] * 14
     assert {unit["lr"] for unit in runs if unit["arm"] == "otb"} == {0.03}
     assert {unit["lr"] for unit in runs if unit["arm"] == "grpo"} == {3e-5}
+    assert {unit["lr"] for unit in runs if unit["arm"] == "otb pool 1"} == {1e-3}, "that of otb_pooled"
     assert len([unit for unit in schedule.units("E", book) if unit["purpose"] == "results"]) == 140
     stale = list(schedule.units("F", book))
     assert len(stale) == 60 and {unit["lr"] for unit in stale} == {3e-5, 1e-3}, "the lower of two"
@@ -118,7 +125,7 @@ def test_a_part_waits_for_the_rates_of_another(books: Any) -> None:
         list(schedule.units("D", books))
     lines = list(learn.listed(books))
     assert lines[0] == "C: 0 of 90 runs done, 1.8 core-hours left, 2 warm starts to try"
-    assert lines[1].startswith("D: 0 of 220 runs done, 8") and "part C" in lines[1]
+    assert lines[1].startswith("D: 0 of 230 runs done, 8") and "part C" in lines[1]
 
 
 def test_workers_share_units(books: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
