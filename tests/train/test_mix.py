@@ -115,9 +115,10 @@ def test_two_environments_end_to_end(mixed: OnDisk) -> None:
     assert same_weights(run, other)
 
 
-@pytest.mark.parametrize(("tasks", "alone"), [(3, 1), (6, 0)])
-def test_a_pool_is_of_one_environment(mixed: OnDisk, tasks: int, alone: int) -> None:
-    settings = ("algo.advantage=otb_pooled", f"rollout.tasks={tasks}", "optim.steps=1", "eval.every=0")
+@pytest.mark.parametrize(("tasks", "weights", "alone"), [(3, "old", 1), (6, "cumulative", 0)])
+def test_a_pool_is_of_one_environment(mixed: OnDisk, tasks: int, weights: str, alone: int) -> None:
+    settings = ("algo.advantage=otb_pooled", f"algo.advantage_options.weights={weights}")
+    settings = (*settings, f"rollout.tasks={tasks}", "optim.steps=1", "eval.every=0")
     run = train(mixed(*settings), Display())
     assert rows_of(run)[0]["groups_unpooled"] == alone
     for name in ("loud", "short"):
