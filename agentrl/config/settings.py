@@ -245,7 +245,7 @@ class CorrectionSettings(_Section):
 class AlgoSettings(_Section):
     """The algorithm: an advantage function and a loss function."""
 
-    advantage: Advantage | Own = "otb"
+    advantage: Advantage | Own = "otb_pooled"
     """The estimator, or ``module:name`` for one of your own (algos)."""
     advantage_options: dict[str, Value | Infinity] = Field(default_factory=dict)
     """Its own options. For OTB, ``weights`` weighs energies by a squared ratio: "old" uses the importance weight
