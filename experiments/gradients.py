@@ -113,9 +113,12 @@ def _by_parameter(module: nn.Module, inputs: Tensor, delta: Tensor) -> Sequence[
 
 
 def record(model: Any, batch: Batch, temperature: float, width: int) -> Recorded:
-    """Take energy, weight and gradient of every sampled token of a batch; gradients stay on the model's device."""
+    """Take energy, weight and gradient of every sampled token of a batch; gradients stay on the model's device.
+
+    A ``width`` of 0 leaves the gradients out, which take nearly all of the time.
+    """
     device = model.device
-    projection = Projection(list(model.parameters()), width, seed=0, device=device)
+    projection = Projection(list(model.parameters()), max(1, width), seed=0, device=device)
     logp, sum_sq, gradients = [], [], []
     for row in range(len(batch)):
         begin, end = batch.row_starts[row : row + 2].tolist()
@@ -125,7 +128,8 @@ def record(model: Any, batch: Batch, temperature: float, width: int) -> Recorded
             log_p = torch.log_softmax(model(tokens[None]).logits[0, sampled - 1].float() / temperature, -1)
         logp.append(log_p.gather(1, tokens[sampled][:, None])[:, 0].cpu())
         sum_sq.append(log_p.exp().square().sum(1).cpu())
-        gradients.append(token_gradients(model, tokens, sampled, projection, temperature))
+        none = torch.zeros(len(sampled), 0)
+        gradients.append(token_gradients(model, tokens, sampled, projection, temperature) if width else none)
     return Recorded.of(batch, torch.cat(logp), torch.cat(sum_sq), torch.cat(gradients))
 
 
@@ -190,12 +194,12 @@ def units(name: str, sizes: Sequence[int], draws: int) -> list[dict[str, Any]]:
 
 def run(recorded: Recorded, name: str, sizes: Sequence[int], draws: int, rows: RowFile) -> None:
     """Write the rows of a set of weights that are not there yet."""
-    of = {"0/1": recorded, "-1/1": of_plus_and_minus_one(recorded)}
-    about = {name: digits(value, 5) for name, value in shares(recorded).items()}
-    norms = [[digits(value, 5) for value in line] for line in by_probability(recorded)]
     *of_arms, of_pool = units(name, sizes, draws)
-    for unit in of_arms:
-        if not rows.has(unit):
+    if missing := [unit for unit in of_arms if not rows.has(unit)]:
+        of = {"0/1": recorded, "-1/1": of_plus_and_minus_one(recorded)}
+        about = {name: digits(value, 5) for name, value in shares(recorded).items()}
+        norms = [[digits(value, 5) for value in line] for line in by_probability(recorded)]
+        for unit in missing:
             arms = compare(of[unit["rewards"]], unit["group_size"], draws)
             rows.add(unit, **about, by_probability=norms, arms=arms)
     if not rows.has(of_pool):

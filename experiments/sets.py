@@ -114,7 +114,9 @@ def play(wanted: Set, kind: str, folder: Path, display: Display, device: str) ->
     return weights, gradients.groups_of(folder / f"{kind}-played", wanted.attempts)
 
 
-def record(wanted: Set, kind: str, folder: Path, display: Display, device: str) -> tuple[Recorded, list[Group]]:
+def record(
+    wanted: Set, kind: str, folder: Path, display: Display, device: str, width: int
+) -> tuple[Recorded, list[Group]]:
     """Play with the weights of a kind; return the episodes with the gradients of their tokens, and by task."""
     for name in (kind, f"{kind}-played"):
         tidy(folder / name)
@@ -122,12 +124,14 @@ def record(wanted: Set, kind: str, folder: Path, display: Display, device: str) 
     batch = as_batch(groups)
     model = AutoModelForCausalLM.from_pretrained(weights, dtype=torch.float32).to(device)
     display.say(f"{wanted.name}, {kind}: {len(batch)} episodes, {len(batch.sampled)} sampled tokens")
-    return gradients.record(model.eval(), batch, temperature=1.0, width=4096), groups
+    return gradients.record(model.eval(), batch, temperature=1.0, width=width), groups
 
 
 def measure(wanted: Set, rows: RowFile, folder: Path, display: Display, device: str) -> None:
     """Do the units of a set that have no row."""
-    parts = [record(wanted, kind, folder, display, device) for kind in wanted.base]
+    *of_arms, _ = gradients.units(wanted.name, wanted.sizes, DRAWS)
+    width = 0 if all(map(rows.has, of_arms)) else 4096
+    parts = [record(wanted, kind, folder, display, device, width) for kind in wanted.base]
     recorded = parts[0][0]
     if wanted.kind == "quiet":
         (easy, easy_groups), (hard, hard_groups) = parts
