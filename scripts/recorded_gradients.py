@@ -146,8 +146,9 @@ def gradients_of(recorded: Recorded, rows: Tensor, estimators: Estimators, aggre
     sums = gradients.new_zeros(len(estimators), tasks, gradients.shape[1], dtype=torch.float64)
     for task in range(tasks):
         here = torch.nonzero(group == task)[:, 0]
-        of_task = gradients[index[here].to(gradients.device)].double()
-        sums[:, task] = credit[:, here].to(of_task) @ of_task
+        # Products are taken in float32: a copy of the gradients in float64 would take most of the time.
+        of_task = gradients[index[here].to(gradients.device)]
+        sums[:, task] = (credit[:, here].to(of_task) @ of_task).double()
     return sums
 
 
