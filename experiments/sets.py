@@ -83,7 +83,7 @@ def sets() -> Iterator[Set]:
         if seed == SEEDS[0]:
             yield Set(kind="mixed", seed=seed, tasks=5)
             yield Set(kind="quiet", seed=seed, sizes=FEWER)
-            yield Set(kind="long", seed=seed, tasks=8, attempts=16, sizes=FEWER)
+            yield Set(kind="long", seed=seed, tasks=4, attempts=16, sizes=FEWER)
             yield Set(kind="pretrained", seed=seed)
 
 
