@@ -294,12 +294,7 @@ def verdicts(rows: Rows) -> list[Verdict]:
     formula = "the formula predicts the noise of none, mean and OTB within a factor of 2 in 80% of the cells"
     return [
         Verdict("B1", formula, *_so_far(sets, right >= 0.8 * len(predictions), f"{right} of {len(predictions)} cells")),
-        _count(
-            "B2",
-            "per episode at N = 4 `otb_pooled` is worth at least `otb` with `carry`, and this at least `otb` (`zero`)",
-            sets,
-            _ordered,
-        ),
+        _ordered(sets),
         _count("B3", "`otb` at N = 4 is worth `group_mean` at N = 32 per episode", sets, _four_is_many),
         _count("B4", "β by W and by ‖S‖² choose the same baseline", sets, _same_choice, wanted=10),
         _weak_place(sets_of(rows)),
@@ -320,9 +315,14 @@ def _weak_place(sets: Sequence[WeightSet]) -> Verdict:
     return Verdict("B5", claim, any(own > 0 and max(few) > 0 for own, *few in of.values()), figures)
 
 
-def _ordered(weight_set: WeightSet) -> bool:
-    pooled, carry, zero = (weight_set.worth(arm, FEW) for arm in ("otb_pooled", "otb carry", "otb"))
-    return pooled >= carry >= zero
+def _ordered(sets: Sequence[WeightSet]) -> Verdict:
+    """Judge B2, which asks for each of its two inequalities in so many sets."""
+    claim = "per episode at N = 4 `otb_pooled` is worth at least `otb` with `carry`, and this at least `otb` (`zero`)"
+    worths_of = [[each.worth(arm, FEW) for arm in ("otb_pooled", "otb carry", "otb")] for each in sets]
+    above = [(pooled >= carry, carry >= zero) for pooled, carry, zero in worths_of]
+    upper, lower = (sum(pair[side] for pair in above) for side in (0, 1))
+    words = f"in {upper} and {lower} of {len(sets)} sets, both in {sum(map(all, above))}"
+    return Verdict("B2", claim, *_so_far(sets, min(upper, lower) >= WANTED, words))
 
 
 def _four_is_many(weight_set: WeightSet) -> bool:
