@@ -117,7 +117,10 @@ def play(wanted: Set, kind: str, folder: Path, display: Display, device: str) ->
 def record(
     wanted: Set, kind: str, folder: Path, display: Display, device: str, width: int
 ) -> tuple[Recorded, list[Group]]:
-    """Play with the weights of a kind; return the episodes with the gradients of their tokens, and by task."""
+    """Play with the weights of a kind; return the episodes with the gradients of their tokens, and by task.
+
+    A ``width`` of 0 leaves the gradients out.
+    """
     for name in (kind, f"{kind}-played"):
         tidy(folder / name)
     weights, groups = play(wanted, kind, folder, display, device)

@@ -167,14 +167,23 @@ def areas(rows: Rows) -> str:
     base = arms.get(_OTB, {})
     lines = []
     for key, runs in arms.items():
-        apart = [area(runs[seed]) - area(base[seed]) for seed in sorted(runs.keys() & base.keys())]
+        apart = _areas_apart(base, runs)
         if apart:
-            low, high = bootstrap(apart)
-            cells = [f"{100 * value:+.1f}" for value in (mean(apart), low, high)] if key != _OTB else ["", "", ""]
+            cells = _points(apart) if key != _OTB else ["", "", ""]
             level = f"{100 * mean(map(area, runs.values())):.1f}%"
             lines.append([name(key), len(apart), level, *cells, sum(value > 0 for value in apart)])
     head = ["arm", "seeds", "mean success", "against `otb`, points", "95%: low", "high", "seeds above `otb`"]
     return table(head, lines) if lines else NOT_RUN
+
+
+def _areas_apart(base: Mapping[int, Row], runs: Mapping[int, Row]) -> list[float]:
+    """Subtract the success over all steps of one arm from that of another, within each seed that both have."""
+    return [area(runs[seed]) - area(base[seed]) for seed in sorted(runs.keys() & base.keys())]
+
+
+def _points(apart: Sequence[float]) -> list[str]:
+    """Write the mean of differences and both ends of its interval, in points."""
+    return [f"{100 * value:+.1f}" for value in (mean(apart), *bootstrap(apart))]
 
 
 _QUESTIONS: Mapping[str, tuple[Key, Key, float]] = {
@@ -247,10 +256,9 @@ def _d7(rows: Rows) -> Verdict:
     effect = contrast(base, other, PRIMARY)
     if effect is None:
         return Verdict("D7", claim, described=True)
-    apart = [area(other[seed]) - area(base[seed]) for seed in sorted(base.keys() & other.keys())]
-    points = [f"{100 * value:+.1f}" for value in (mean(apart), *bootstrap(apart))]
-    success_apart = f"success over all steps {points[0]} points ({points[1]} to {points[2]})"
-    return Verdict("D7", claim, figures=f"{effect.words()}; {success_apart}", described=True)
+    points, low, high = _points(_areas_apart(base, other))
+    words = f"{effect.words()}; success over all steps {points} points ({low} to {high})"
+    return Verdict("D7", claim, figures=words, described=True)
 
 
 def decided(effect: Contrast, limit: float) -> bool | None:

@@ -185,8 +185,8 @@ def test_what_has_nothing_to_compare(played: Path) -> None:
     with pytest.raises(UsageError, match=r"has one episode of each task, and algo\.advantage='otb' compares several"):
         again(played, "algo.advantage=otb", files=[alone])
     assert rows_of(again(played, "algo.advantage=none", files=[alone]))[0]["episodes"] == 1
-    pooled = again(played, "run.name=pooled", files=[alone])
-    assert rows_of(pooled)[0]["groups_unpooled"] == 1
+    for name, settings in {"default": (), "pooled": ("algo.advantage=otb", "algo.advantage_options.pool=1")}.items():
+        assert rows_of(again(played, *settings, f"run.name={name}", files=[alone]))[0]["groups_unpooled"] == 1
     # Another prompt is another group, though the task be the same.
     longer = lambda row: _first(row).update({name: 2 * _first(row)[name] for name in ("token_ids", "pieces")})
     twice = changed(files_of(played)[0], lambda row: row["seed"] % 2 and longer(row))
