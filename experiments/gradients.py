@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM
 
 from agentrl.algos.advantages import ogb
 from agentrl.batch import Batch, as_batch
+from agentrl.runs.progress import Display
 from agentrl.runs.settings import read_config
 
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -93,26 +94,31 @@ def _side_by_side(
     deltas = torch.autograd.grad(logp.sum(), [out for _, _, out in seen])
     projected = logp.new_zeros(count, projection.width)
     for (module, inputs, _), delta in zip(seen, deltas, strict=True):
-        for weight, gradient in _by_parameter(module, inputs.detach(), delta):
-            projection.add(projected, gradient.flatten(1), numbers[id(weight)])
+        of_module = [numbers[id(parameter)] for parameter in module.parameters(recurse=False)]
+        _add(projected, projection, of_module, module, inputs.detach(), delta)
     return projected
 
 
-def _by_parameter(module: nn.Module, inputs: Tensor, delta: Tensor) -> Sequence[tuple[nn.Parameter, Tensor]]:
-    """Each of a module's parameters, and its gradient in each copy [n, …], from that by the module's output."""
+def _add(
+    projected: Tensor, projection: Projection, numbers: Sequence[int], module: nn.Module, inputs: Tensor, delta: Tensor
+) -> None:
+    """Add the gradients by a module's parameters in each copy, from its inputs and those by its output [n, T, …]."""
+    weight, *bias = numbers
     if isinstance(module, nn.Linear):
-        bias = [] if module.bias is None else [(module.bias, delta.sum(1))]
-        return [(module.weight, delta.transpose(1, 2) @ inputs), *bias]
-    (weight,) = module.parameters(recurse=False)
-    if isinstance(module, nn.Embedding):
-        zeros = delta.new_zeros(len(inputs), *weight.shape)
-        return [(weight, zeros.scatter_add(1, inputs[..., None].expand_as(delta), delta))]
-    # A norm multiplies what it has normalised with its weight.
-    plain = functional_call(module, {"weight": torch.ones_like(weight)}, (inputs,))
-    return [(weight, (delta * plain).flatten(1, -2).sum(1))]
+        projection.add_outer(projected, delta, inputs, weight)
+        for number in bias:
+            projection.add(projected, delta.sum(1), number)
+    elif isinstance(module, nn.Embedding):
+        # All copies have the same tokens.
+        chosen = nn.functional.one_hot(inputs[:1], module.num_embeddings).to(delta)
+        projection.add_outer(projected, chosen, delta, weight)
+    else:
+        # A norm multiplies what it has normalised with its weight.
+        plain = functional_call(module, {"weight": torch.ones_like(next(module.parameters()))}, (inputs,))
+        projection.add(projected, (delta * plain).flatten(1, -2).sum(1), weight)
 
 
-def record(model: Any, batch: Batch, temperature: float, width: int) -> Recorded:
+def record(model: Any, batch: Batch, temperature: float, width: int, display: Display) -> Recorded:
     """Take energy, weight and gradient of every sampled token of a batch; gradients stay on the model's device.
 
     A ``width`` of 0 leaves the gradients out, which take nearly all of the time.
@@ -120,16 +126,18 @@ def record(model: Any, batch: Batch, temperature: float, width: int) -> Recorded
     device = model.device
     projection = Projection(list(model.parameters()), max(1, width), seed=0, device=device)
     logp, sum_sq, gradients = [], [], []
-    for row in range(len(batch)):
-        begin, end = batch.row_starts[row : row + 2].tolist()
-        start, last = batch.starts[row : row + 2].tolist()
-        tokens, sampled = batch.tokens[begin:end].to(device), (batch.sampled[start:last] - begin).to(device)
-        with torch.no_grad():
-            log_p = torch.log_softmax(model(tokens[None]).logits[0, sampled - 1].float() / temperature, -1)
-        logp.append(log_p.gather(1, tokens[sampled][:, None])[:, 0].cpu())
-        sum_sq.append(log_p.exp().square().sum(1).cpu())
-        none = torch.zeros(len(sampled), 0)
-        gradients.append(token_gradients(model, tokens, sampled, projection, temperature) if width else none)
+    with display.phase("gradients", len(batch)) as bar:
+        for row in range(len(batch)):
+            begin, end = batch.row_starts[row : row + 2].tolist()
+            start, last = batch.starts[row : row + 2].tolist()
+            tokens, sampled = batch.tokens[begin:end].to(device), (batch.sampled[start:last] - begin).to(device)
+            with torch.no_grad():
+                log_p = torch.log_softmax(model(tokens[None]).logits[0, sampled - 1].float() / temperature, -1)
+            logp.append(log_p.gather(1, tokens[sampled][:, None])[:, 0].cpu())
+            sum_sq.append(log_p.exp().square().sum(1).cpu())
+            none = torch.zeros(len(sampled), 0)
+            gradients.append(token_gradients(model, tokens, sampled, projection, temperature) if width else none)
+            bar.advance(f"{last} of {len(batch.sampled)} tokens")
     return Recorded.of(batch, torch.cat(logp), torch.cat(sum_sq), torch.cat(gradients))
 
 
@@ -222,7 +230,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = RowFile(arguments.out, commit_of())
     batch = as_batch(groups_of(arguments.episodes, 2 * max(arguments.group_sizes)))
     model = AutoModelForCausalLM.from_pretrained(arguments.weights, dtype=torch.float32)
-    recorded = record(model.eval(), batch, read_config(arguments.run).rollout.temperature, arguments.width)
+    temperature = read_config(arguments.run).rollout.temperature
+    recorded = record(model.eval(), batch, temperature, arguments.width, Display())
     run(recorded, arguments.name, arguments.group_sizes, arguments.draws, rows)
     return 0
 

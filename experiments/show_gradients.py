@@ -27,6 +27,8 @@ OTHERS = {"mixed": "levels 1 to 5", "quiet": "quiet failures", "long": "long epi
 """Sets that the statements do not count, and what the tables call them."""
 WANTED, SETS = 9, 12
 """In how many sets of how many a statement about the order has to hold."""
+FEWER_ROWS = ("quiet", "long", "pretrained")
+"""Sets with N up to 8."""
 _CELLS = 48
 _NEAR = 1.5
 TINY = 1e-12
@@ -85,7 +87,7 @@ def sets_of(rows: Rows) -> list[WeightSet]:
             continue
         rows_of[row["unit"]["weights"]][row["unit"]["rewards"], row["unit"]["group_size"]] = row
     sets = [WeightSet(name, of) for name, of in rows_of.items()]
-    whole = [each for each in sets if len(each.rows) == (8 if each.aim in ("quiet", "long") else 12)]
+    whole = [each for each in sets if len(each.rows) == (8 if each.aim in FEWER_ROWS else 12)]
     return sorted(whole, key=lambda weight_set: ([*AIMS, *OTHERS].index(weight_set.aim), weight_set.name))
 
 

@@ -3,6 +3,7 @@
 Legend: K tasks, R rows (one episode each), S sampled tokens, D width of the projection, E estimators.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,8 @@ from agentrl.errors import UsageError
 from agentrl.eval.episodes import load
 from agentrl.types import Group, Trajectory
 
+LARGE = 2**16
+"""Weights of a matrix that is not large, at most."""
 BINS = 10
 """Bins of the probability of a token."""
 Estimators = Mapping[str, tuple[str, Mapping[str, object]]]
@@ -49,11 +52,62 @@ class Recorded:
         return cls(batch=batch, energy=energy, weights=weights, gradients=gradients, probability=logp.exp())
 
 
-class Projection:
-    """A random projection of gradients onto D coordinates that keeps inner products, off by about √(2/D).
+class _Copied:
+    """A parameter's gradient as it is, at its own coordinates."""
 
-    A count sketch: each weight is added to a random coordinate with a random sign. A model of at most D weights is not
-    projected.
+    def __init__(self, start: int, size: int) -> None:
+        self.here = slice(start, start + size)
+
+    def add(self, total: Tensor, gradient: Tensor) -> None:
+        total[:, self.here] += gradient.flatten(1)
+
+    def add_outer(self, total: Tensor, rows: Tensor, columns: Tensor) -> None:
+        self.add(total, rows.mT @ columns)
+
+
+class _Scattered(_Copied):
+    """A count sketch: each weight is added to a random coordinate with a random sign."""
+
+    def __init__(self, size: int, width: int, generator: torch.Generator, device: str) -> None:
+        # A parameter is scattered over as many lines of D as it needs, and the lines are added. So no two weights are
+        # written to one address, which a GPU would do one after the other.
+        self.lines = -(-size // width)
+        self.places = torch.randperm(self.lines * width, generator=generator)[:size].to(device)
+        self.signs = _signs((size,), generator).to(device)
+
+    def add(self, total: Tensor, gradient: Tensor) -> None:
+        width = total.shape[1]
+        scattered = gradient.new_zeros(len(gradient), self.lines * width)
+        scattered[:, self.places] = gradient.flatten(1) * self.signs
+        total += scattered.view(len(gradient), self.lines, width).sum(1)
+
+
+class _TwoSided:
+    """AᵀGB of a large matrix G, random signs in A and B: an outer product is projected without being formed."""
+
+    def __init__(self, shape: torch.Size, width: int, generator: torch.Generator, device: str) -> None:
+        side = math.isqrt(width)
+        self.a, self.b = (_signs((length, side), generator).to(device) / side**0.5 for length in shape)
+
+    def add(self, total: Tensor, gradient: Tensor) -> None:
+        self._add(total, self.a.T @ gradient @ self.b)
+
+    def add_outer(self, total: Tensor, rows: Tensor, columns: Tensor) -> None:
+        self._add(total, (rows @ self.a).mT @ (columns @ self.b))
+
+    def _add(self, total: Tensor, projected: Tensor) -> None:
+        total[:, : self.a.shape[1] ** 2] += projected.flatten(1)
+
+
+def _signs(shape: Sequence[int], generator: torch.Generator) -> Tensor:
+    return torch.randint(0, 2, tuple(shape), generator=generator) * 2.0 - 1.0
+
+
+class Projection:
+    """A random projection of gradients onto D coordinates that keeps inner products.
+
+    They are off by about √(2/D) of the norms; within one large matrix by up to √(4/√D), which averages out over the
+    matrices of a model. A model of at most D weights is not projected.
 
     Args:
         parameters: that are differentiated by.
@@ -65,38 +119,42 @@ class Projection:
     def __init__(self, parameters: Sequence[Tensor], width: int, seed: int, device: str = "cpu") -> None:
         sizes = [parameter.numel() for parameter in parameters]
         generator = torch.Generator().manual_seed(seed)
-        self.exact = sum(sizes) <= width
         self.width = min(sum(sizes), width)
-        # A parameter is scattered over as many rows of D as it needs, and the rows are added. So no two weights are
-        # written to one address, which a GPU would do one after the other.
-        self._rows = [-(-size // self.width) for size in sizes]
-        self._places = [
-            torch.randperm(rows * self.width, generator=generator)[:size].to(device)
-            for size, rows in zip(sizes, self._rows, strict=True)
-        ]
-        self._signs = [(torch.randint(0, 2, (size,), generator=generator) * 2.0 - 1.0).to(device) for size in sizes]
-        self._starts = [sum(sizes[:number]) for number in range(len(sizes))]
+        self._parts = list[_Copied | _TwoSided]()
+        for number, parameter in enumerate(parameters):
+            if sum(sizes) <= width:
+                self._parts.append(_Copied(sum(sizes[:number]), sizes[number]))
+            elif parameter.dim() == 2 and sizes[number] > LARGE:
+                self._parts.append(_TwoSided(parameter.shape, width, generator, device))
+            else:
+                self._parts.append(_Scattered(sizes[number], width, generator, device))
 
     def add(self, total: Tensor, gradient: Tensor, number: int) -> None:
         """Add the projection of gradients by one parameter to others.
 
         Args:
             total: what is added to [n, D].
-            gradient: by the parameter [n, its weights].
+            gradient: by the parameter [n, its shape].
             number: of the parameter.
         """
-        if self.exact:
-            total[:, self._starts[number] :][:, : gradient.shape[1]] += gradient
-            return
-        scattered = gradient.new_zeros(len(gradient), self._rows[number] * self.width)
-        scattered[:, self._places[number]] = gradient * self._signs[number]
-        total += scattered.view(len(gradient), -1, self.width).sum(1)
+        self._parts[number].add(total, gradient)
+
+    def add_outer(self, total: Tensor, rows: Tensor, columns: Tensor, number: int) -> None:
+        """Add the projection of gradients by a matrix that are sums of outer products, rowsᵀ·columns.
+
+        Args:
+            total: what is added to [n, D].
+            rows: [n, T, rows of the matrix].
+            columns: [T, columns of the matrix], or [n, T, columns].
+            number: of the parameter.
+        """
+        self._parts[number].add_outer(total, rows, columns)
 
     def __call__(self, gradients: Sequence[Tensor]) -> Tensor:
         """Project one gradient, given by parameter [D]."""
         total = torch.zeros(1, self.width)
         for number, gradient in enumerate(gradients):
-            self.add(total, gradient.reshape(1, -1).float().cpu(), number)
+            self.add(total, gradient[None].float().cpu(), number)
         return total[0]
 
 

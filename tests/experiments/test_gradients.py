@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,11 @@ def model() -> Any:
     return model
 
 
-@pytest.mark.parametrize("width", [10**6, 64])
-def test_gradients_are_those_of_one_backward_pass_a_token(model: Any, width: int) -> None:
+@pytest.mark.parametrize("width, large", [(10**6, 100), (64, 10**6), (64, 100)])
+def test_gradients_are_those_of_one_backward_pass_a_token(
+    model: Any, width: int, large: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["recorded_gradients"], "LARGE", large)
     parameters = list(model.parameters())
     tokens, sampled = torch.randint(0, 260, (30,)), torch.tensor([3, 4, 9, *range(12, 30)])
     projection = gradients.Projection(parameters, width, seed=1)
