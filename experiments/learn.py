@@ -205,7 +205,7 @@ def work(part: str, books: Books, limits: Limits, root: Path = PLACE, seeds: Seq
             if begun:
                 break
         if not begun and not elsewhere:
-            return reason or f"part {part} is done"
+            return reason or f"part {part} is done" + (" for these seeds" if seeds != ANY_SEED else "")
         if not begun:  # what others are at decides what comes next
             time.sleep(_POLL_S)
     return "as many units or hours as were asked for"
