@@ -10,6 +10,7 @@ Legend: K tasks, S sampled tokens, n of one row, D width of the projection, E es
 import argparse
 import math
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -50,15 +51,15 @@ ARMS = {
     "mean pool inf": ("otb", {"pool": math.inf, "tail": "carry", "energy_kind": "uniform"}),
 }
 """The estimators of the plan."""
-COPIES = 8
-"""Tokens of a row that are differentiated side by side."""
+AT_ONCE = 8
+"""Tokens of a row that a backward pass takes."""
 
 
 def token_gradients(model: Any, tokens: Tensor, sampled: Tensor, projection: Projection, temperature: float) -> Tensor:
     """Differentiate the log-prob of each sampled token of a row.
 
-    The row is laid side by side with copies of itself, one for each token. A single backward pass then leaves each
-    token's gradient by a layer's output δ in its own copy, and that by the layer's weight is the outer product δᵀx.
+    A backward pass takes several tokens at once, and leaves for each of them its gradient δ by every layer's output.
+    That by a layer's weight is the outer product δᵀx.
 
     Args:
         model: a causal language model with attention of its own, every parameter of which is trained.
@@ -71,15 +72,13 @@ def token_gradients(model: Any, tokens: Tensor, sampled: Tensor, projection: Pro
         The projected gradients [n, D]. Log-prob and Σπ² are left to the caller's own pass.
     """
     numbers = {id(parameter): number for number, parameter in enumerate(model.parameters())}
-    return torch.cat([
-        _side_by_side(model, tokens, some, projection, numbers, temperature) for some in sampled.split(COPIES)
-    ])  # fmt: skip
+    some = (_at_once(model, tokens, part, projection, numbers, temperature) for part in sampled.split(AT_ONCE))
+    return torch.cat(list(some))
 
 
-def _side_by_side(
+def _at_once(
     model: Any, tokens: Tensor, sampled: Tensor, projection: Projection, numbers: Mapping[int, int], temperature: float
 ) -> Tensor:
-    count, length = len(sampled), int(sampled[-1])
     seen: list[tuple[nn.Module, Tensor, Tensor]] = []
     with ExitStack() as stack:
         for module in model.modules():
@@ -87,31 +86,32 @@ def _side_by_side(
                 hook = module.register_forward_hook(lambda layer, inputs, out: seen.append((layer, inputs[0], out)))
                 stack.callback(hook.remove)
         # What comes after the last of them is not read.
-        hidden = model.base_model(tokens[:length].expand(count, length), use_cache=False).last_hidden_state
-        copies = torch.arange(count, device=tokens.device)
-        logits = model.get_output_embeddings()(hidden[copies, sampled - 1, None])[:, 0]
-    logp = torch.log_softmax(logits.float() / temperature, -1)[copies, tokens[sampled]]
-    deltas = torch.autograd.grad(logp.sum(), [out for _, _, out in seen])
-    projected = logp.new_zeros(count, projection.width)
+        hidden = model.base_model(tokens[None, : int(sampled[-1])], use_cache=False).last_hidden_state
+        logits = model.get_output_embeddings()(hidden[:, sampled - 1])[0]
+    logp = torch.log_softmax(logits.float() / temperature, -1).gather(1, tokens[sampled][:, None])[:, 0]
+    each = torch.eye(len(sampled), device=logp.device)
+    with warnings.catch_warnings():
+        # Attention alone is differentiated token by token, which takes little of the time.
+        warnings.filterwarnings("ignore", message="There is a performance drop")
+        deltas = torch.autograd.grad(logp, [out for _, _, out in seen], each, is_grads_batched=True)
+    projected = logp.new_zeros(len(sampled), projection.width)
     for (module, inputs, _), delta in zip(seen, deltas, strict=True):
         of_module = [numbers[id(parameter)] for parameter in module.parameters(recurse=False)]
-        _add(projected, projection, of_module, module, inputs.detach(), delta)
+        _add(projected, projection, of_module, module, inputs[0].detach(), delta[:, 0])
     return projected
 
 
 def _add(
     projected: Tensor, projection: Projection, numbers: Sequence[int], module: nn.Module, inputs: Tensor, delta: Tensor
 ) -> None:
-    """Add the gradients by a module's parameters in each copy, from its inputs and those by its output [n, T, …]."""
+    """Add the gradients by a module's parameters, from its inputs [T, …] and those by its output [n, T, …]."""
     weight, *bias = numbers
     if isinstance(module, nn.Linear):
         projection.add_outer(projected, delta, inputs, weight)
         for number in bias:
             projection.add(projected, delta.sum(1), number)
     elif isinstance(module, nn.Embedding):
-        # All copies have the same tokens.
-        chosen = nn.functional.one_hot(inputs[:1], module.num_embeddings).to(delta)
-        projection.add_outer(projected, chosen, delta, weight)
+        projection.add_outer(projected, nn.functional.one_hot(inputs, module.num_embeddings).to(delta), delta, weight)
     else:
         # A norm multiplies what it has normalised with its weight.
         plain = functional_call(module, {"weight": torch.ones_like(next(module.parameters()))}, (inputs,))

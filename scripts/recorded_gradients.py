@@ -144,8 +144,8 @@ class Projection:
 
         Args:
             total: what is added to [n, D].
-            rows: [n, T, rows of the matrix].
-            columns: [T, columns of the matrix], or [n, T, columns].
+            rows: the first factors [n, T, rows of the matrix], or the same for all n [T, rows].
+            columns: the second [n, T, columns of the matrix], or the same for all n [T, columns].
             number: of the parameter.
         """
         self._parts[number].add_outer(total, rows, columns)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from agentrl.batch import as_batch
+from agentrl.runs.progress import Display
 from agentrl.types import Group, Segment
 
 from ..train.conftest import trajectory, turn
@@ -52,3 +53,15 @@ def test_rows_of_two_recordings_are_joined() -> None:
     assert both.energy.tolist() == [1.0, 1.0, 2.0, 2.0, 1.0, 1.0, *[7.0] * 6]
     assert both.gradients[:, 0].tolist() == both.probability.tolist() == [5.0] * 6 + [6.0] * 6
     assert sets.Rows.of(both.batch.starts, both.batch.rewards).sum(both.batch.rewards).tolist() == [1, 1, 0, 0, 1, 0]
+
+
+@pytest.mark.slow
+def test_a_small_set_is_measured_from_its_warm_start_on(tmp_path: Path) -> None:
+    small = sets.Set(kind="50", seed=3000, tasks=8, attempts=8, sizes=(1, 4))
+    file = rows.RowFile(tmp_path / "B.jsonl", "abc")
+    sets.measure(small, file, tmp_path, Display(), "cpu")
+    assert sets.done(small, file)
+    by_size = {row["unit"]["group_size"]: row for row in file.rows if row["unit"].get("rewards") == "0/1"}
+    assert 0.2 < by_size[4]["p"] < 0.95 and by_size[4]["beta_S"] < by_size[4]["p"], "failures carry the energy"
+    noise = {arm: by_size[4]["arms"][arm]["noise"][0] for arm in ("group_mean", "otb", "otb_pooled")}
+    assert noise["otb_pooled"] < noise["otb"] < noise["group_mean"]
