@@ -47,22 +47,24 @@ def effective_sample_size(weights: Tensor) -> float:
     return float(scaled.sum().square() / (scaled.numel() * scaled.square().sum()))
 
 
-def baseline_noise(rewards: Tensor, energy: Tensor, starts: Tensor) -> dict[str, float]:
+def baseline_noise(rewards: Tensor, energy: Tensor, starts: Tensor, environment: Tensor) -> dict[str, float]:
     """Predict from a step's episodes how noisy the gradient is with other baselines than the best one.
 
     Let R be an episode's return and W its energy, the sum of its tokens'. With one baseline b for all episodes the
     second moment of the gradient is E W·[(b − β)² + v]. Here β = E W R / E W is the best baseline, which OTB estimates,
-    and v = E W (R − β)² / E W. W stands for the squared norm of the gradient of the episode's log-prob.
+    and v = E W (R − β)² / E W. W stands for the squared norm of the gradient of the episode's log-prob. Each
+    environment of a mix has baselines of its own, since returns of different ones do not compare.
 
     Args:
         rewards: of each sampled token [S].
         energy: Token energy [S], ‖onehot(y) − π‖².
         starts: Offset of each episode [R+1].
+        environment: Number of each episode's environment [R].
 
     Returns:
-        ``baseline_best`` β. Where returns differ, also ``noise_none`` and ``noise_mean``: the second moment
-        without a baseline and with the mean return, relative to that with β, at least 1. Nothing where no token has an
-        energy.
+        ``baseline_best`` β, where there is one environment. Where returns differ, also ``noise_none`` and
+        ``noise_mean``: the second moment without a baseline and with the mean return, relative to that with β, at
+        least 1. Nothing where no token has an energy.
 
     Raises:
         ValueError: shapes that do not fit, or numbers that are not finite.
@@ -74,16 +76,24 @@ def baseline_noise(rewards: Tensor, energy: Tensor, starts: Tensor) -> dict[str,
     rows = Rows.of(starts, energy)
     sampled = rows.lengths > 0
     returns, weights = rows.sum(rewards)[sampled], rows.sum(energy)[sampled]
-    total = float(weights.sum())
-    if total == 0:
+    if not float(weights.sum()):
         return {}
-    best, mean = float((weights * returns).sum()) / total, float(returns.mean())
-    spread = float((weights * (returns - best).square()).sum()) / total
-    # Where all returns are equal, what is left of them is rounding.
-    if len(returns.unique()) == 1 or spread == 0:
-        return {"baseline_best": best}
-    noise = {"noise_none": 1 + best**2 / spread, "noise_mean": 1 + (mean - best) ** 2 / spread}
-    return {"baseline_best": best, **noise}
+    names, of = environment[sampled].unique(return_inverse=True)
+
+    def average(share: Tensor) -> Tensor:
+        sums = [share.new_zeros(len(names)).index_add(0, of, values) for values in (share * returns, share)]
+        # An environment without energy counts for nothing.
+        return (sums[0] / sums[1]).nan_to_num()[of]
+
+    best, mean = average(weights), average(torch.ones_like(weights))
+    spread = float((weights * (returns - best).square()).sum())
+    alone = {"baseline_best": float(best[0])} if len(names) == 1 else {}
+    # Where all returns of an environment are equal, what is left of them is rounding.
+    if len(torch.stack([of.to(returns), returns]).unique(dim=1)[0]) == len(names) or spread == 0:
+        return alone
+    excess = {"noise_none": best, "noise_mean": mean - best}
+    noise = {name: 1 + float((weights * off.square()).sum()) / spread for name, off in excess.items()}
+    return alone | noise
 
 
 def position_moments(values: Tensor, starts: Tensor, among: Tensor | None = None) -> Tensor:

@@ -64,7 +64,7 @@ def summary(number: int, played: StepGroups, scored: Scored) -> dict[str, float]
         "entropy": float(scored.entropy.mean()),
         "energy": float(scored.energy.mean()),
         "advantage_abs": float(scored.advantages.abs().mean()),
-        **baseline_noise(scored.rewards, scored.energy, scored.starts),
+        **baseline_noise(scored.rewards, scored.energy, scored.starts, scored.environment),
         "logp_diff_max": scored.disagreement,
         "staleness_mean": float(scored.age.double().mean()),
         "staleness_max": int(scored.age.max()),

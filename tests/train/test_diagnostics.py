@@ -44,37 +44,48 @@ EPISODES = st.lists(
 )
 
 
-@given(EPISODES)
-def test_noise_of_baselines_is_the_slow_loop(episodes: list[list[tuple[float, float]]]):
+@given(EPISODES, st.integers(1, 3))
+def test_noise_of_baselines_is_the_slow_loop(episodes: list[list[tuple[float, float]]], environments: int):
     rewards, starts = laid_out([[reward for reward, _ in episode] for episode in episodes])
     energy, _ = laid_out([[weight for _, weight in episode] for episode in episodes])
-    made = d.baseline_noise(rewards, energy, starts)
-    pairs = [(sum(r for r, _ in episode), sum(w for _, w in episode)) for episode in episodes if episode]
-    total = sum(weight for _, weight in pairs)
-    if not total:
+    made = d.baseline_noise(rewards, energy, starts, torch.arange(len(episodes)) % environments)
+    pairs: dict[int, list[tuple[float, float]]] = {}
+    for number, episode in enumerate(episodes):
+        if episode:
+            pair = sum(r for r, _ in episode), sum(w for _, w in episode)
+            pairs.setdefault(number % environments, []).append(pair)
+    weights = {name: sum(weight for _, weight in of) for name, of in pairs.items()}
+    if not sum(weights.values()):
         assert made == {}
         return
 
-    def moment(b: float) -> float:
-        return sum(weight * (ret - b) ** 2 for ret, weight in pairs) / total
+    def moment(baselines: dict[int, float]) -> float:
+        return sum(weight * (ret - baselines[name]) ** 2 for name, of in pairs.items() for ret, weight in of)
 
-    best = sum(weight * ret for ret, weight in pairs) / total
-    wanted = {"baseline_best": best}
-    if len({ret for ret, _ in pairs}) > 1 and moment(best) > 1e-12:
-        mean = sum(ret for ret, _ in pairs) / len(pairs)
-        wanted |= {"noise_none": moment(0.0) / moment(best), "noise_mean": moment(mean) / moment(best)}
-        assert made == pytest.approx(wanted, rel=1e-6)
-    assert made["baseline_best"] == pytest.approx(best, abs=1e-9)
+    best = {
+        name: sum(weight * ret for ret, weight in of) / weights[name] if weights[name] else 0.0
+        for name, of in pairs.items()
+    }
+    if len(pairs) == 1:
+        assert made["baseline_best"] == pytest.approx(*best.values(), abs=1e-9)
+    differing = any(len({ret for ret, _ in of}) > 1 for of in pairs.values())
+    if differing and moment(best) > 1e-12:
+        means = {name: sum(ret for ret, _ in of) / len(of) for name, of in pairs.items()}
+        noise = {"noise_none": moment(dict.fromkeys(best, 0.0)), "noise_mean": moment(means)}
+        assert {name: made[name] for name in noise} == pytest.approx(
+            {name: value / moment(best) for name, value in noise.items()}, rel=1e-6
+        )
+    assert differing or not made.keys() & {"noise_none", "noise_mean"}
+    assert ("baseline_best" in made) == (len(pairs) == 1)
 
 
 def test_noise_follows_from_success_and_the_share_of_energy():
     # Three of four episodes succeed, and the failure carries 9/10 of the energy: p = 3/4, β = 1/10.
     rewards, energy = torch.tensor([0.0, 1.0, 1.0, 1.0, 0.0]), torch.tensor([0.1, 0.1, 0.1, 0.1, 3.6])
-    made = d.baseline_noise(rewards, energy, torch.tensor([0, 2, 3, 4, 5]))
+    made = d.baseline_noise(rewards, energy, torch.tensor([0, 2, 3, 4, 5]), torch.zeros(4))
     assert made == pytest.approx({"baseline_best": 0.1, "noise_none": 1 / 0.9, "noise_mean": 1 + 0.65**2 / 0.09})
-    assert d.baseline_noise(torch.full((3,), 0.1), torch.rand(3) + 0.1, torch.tensor([0, 1, 2, 3])).keys() == {
-        "baseline_best"
-    }, "equal returns have no noise"
+    same = torch.full((3,), 0.1), torch.rand(3) + 0.1, torch.arange(4)
+    assert d.baseline_noise(*same, torch.zeros(3)).keys() == {"baseline_best"}, "equal returns have no noise"
 
 
 @given(ROWS)

@@ -19,6 +19,7 @@ from agentrl.config import AlgoSettings
 from agentrl.errors import TrajectoryError
 from agentrl.models.lora import add_adapters
 from agentrl.runs.records import TRAINING, read_episodes, write_episodes
+from agentrl.runs.report.charts import DIAGNOSTICS
 from agentrl.train import loop, metrics
 from agentrl.train.credit import Scored, pool_metrics
 from agentrl.train.metrics import pass_flops, peak_flops, rates
@@ -77,6 +78,7 @@ def test_every_metric_is_in_the_documentation(small: Make, overrides: tuple[str,
     names = re.findall(r"`([^` ]+)`", DOCS.read_text(encoding="utf-8"))
     names_in_docs = "|".join(re.sub("<[a-z0-9]+>", ".+", re.sub(r"([.])", r"\\\1", name)) for name in names)
     assert not [name for name in row if not re.fullmatch(names_in_docs, name)]
+    assert {key for key, *_ in DIAGNOSTICS} <= row.keys(), "each small chart has its metric"
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,9 @@ DIAGNOSTICS = (
     ("grad_norm", "Gradient norm", "before clipping"),
     ("cut_turns", "Cut turns", "turns that ran into a limit of tokens"),
     ("entropy", "Entropy", "nats per sampled token"),
-    ("noise_mean", "Noise of a group mean", "predicted, as a multiple of OTB's"),
+    ("baseline_best", "Best baseline", "mean return, weighed by energy"),
+    ("noise_none", "Noise without a baseline", "predicted, as a multiple of the best one's"),
+    ("noise_mean", "Noise of a mean", "predicted, as a multiple of the best baseline's"),
     ("logp_diff_max", "Max |Δ log-prob|", "engine against trainer, nats"),
 )
 """Key, title and unit of each small chart."""
