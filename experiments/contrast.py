@@ -100,6 +100,10 @@ class Contrast:
             f"fewer in {self.fewer} of {pairs}"
         )
 
+    def bound(self) -> str:
+        """Return what an interval that decides nothing excludes, in words."""
+        return f"; no difference above {max(self.high, 1 / self.low):.2f} times"
+
 
 def contrast(a: Mapping[int, Row], b: Mapping[int, Row], target: float) -> Contrast | None:
     """Compare two arms on the seeds that both have; None where there is none.

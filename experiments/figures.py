@@ -1,4 +1,4 @@
-"""Make every table and figure of ``docs/results.md`` from the rows in ``experiments/rows``.
+"""Make every table and figure of ``docs/results.md`` from the rows in ``experiments/rows``, and a page of part B.
 
 A table stands between two comments of its name in the page. A figure is a file in ``docs/results``, and the page has
 its picture, or a word that the part was not run yet, between two such comments.
@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import curriculum
+import every_gradient
 import long
 import pretrained
 import show_exact
@@ -114,6 +115,8 @@ def made(rows: Rows, page: str) -> dict[str, str]:
         if drawn := make(rows):
             files[path] = drawn
         page = _replaced(page, name, f"![{caption}]({path})\n\n*{name.capitalize()}. {caption}.*" if drawn else NOT_RUN)
+    if every := every_gradient.page(rows):
+        files["results/gradients.md"] = every
     return {"results.md": page, **files}
 
 
@@ -131,7 +134,7 @@ def read_all(folder: Path = FOLDER) -> Rows:
 
 def differing(docs: Path, files: Mapping[str, str]) -> list[str]:
     """List files that are not as they would be made, and figures that would not be made."""
-    drawn = {f"results/{path.name}" for path in (docs / "results").glob("*.svg")}
+    drawn = {f"results/{path.name}" for path in (docs / "results").iterdir()}
     wrong = [name for name, text in files.items() if _text(docs / name) != text]
     return sorted({*wrong, *(drawn - files.keys())})
 

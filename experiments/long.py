@@ -1,10 +1,11 @@
-"""Do part G of PLAN.md: three losses train on episodes of 500 to 600 sampled tokens in ten turns, and what comes out.
+"""Do part G of PLAN.md: three losses and two more advantages on episodes of some 600 sampled tokens in ten turns.
 
 A run takes some ten minutes of a core. Several workers may run side by side; one can be stopped at any moment, and the
 same command goes on.
 """
 
 import argparse
+import itertools
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,12 +14,12 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from arms import BASE, LOSSES, POOLED, Arm, Unit, overrides
+from arms import BASE, CARRY, LOSSES, POOLED, WHOLE, Arm, Unit, overrides
 from contrast import reached
 from learn import fingerprint, results_of
 from plot import Axis, Chart
 from rows import FOLDER, ROOT, RowFile, commit_of, digits
-from schedule import best_rate, success
+from schedule import area, best_rate, success
 from verdict import NOT_RUN, Rows, Verdict
 from work import Limits, claimed, tidy
 
@@ -39,6 +40,11 @@ ARMS = tuple(
     Arm(name=loss, settings={**POOLED.settings, **LOSSES[loss], "optim.minibatches": 4})
     for loss in ("ctpo", "ctpo power 0", "ppo_clip")
 )
+OTHERS = tuple(
+    Arm(name=f"{arm.name}, ctpo", settings={**arm.settings, **LOSSES["ctpo"], "optim.minibatches": 4})
+    for arm in (WHOLE, CARRY)
+)
+"""Arms of G4, with the rate of the first."""
 RATES = (1e-4, 3e-4, 1e-3)
 TUNING, TUNING_STEPS = 1000, 8
 SEEDS, STEPS = (2000, 2001, 2002), 25
@@ -62,9 +68,10 @@ def units(rows: Sequence[Row]) -> Iterator[Unit]:
     for lr in RATES:
         for arm in ARMS:
             yield arm.unit("G", "rates", lr=lr, seed=TUNING, steps=TUNING_STEPS)
-    for seed in SEEDS:
-        for arm in ARMS:
-            tried = {row["unit"]["lr"]: [row] for row in rows if _is(row, arm.name, "rates")}
+    for arms, seed in itertools.product((ARMS, OTHERS), SEEDS):
+        for arm in arms:
+            tuned = arm.name if arms is ARMS else ARMS[0].name
+            tried = {row["unit"]["lr"]: [row] for row in rows if _is(row, tuned, "rates")}
             if len(tried) == len(RATES):
                 yield arm.unit("G", "results", lr=best_rate(tried, success), seed=seed, steps=STEPS)
 
@@ -113,9 +120,9 @@ def _train(settings: Mapping[str, Any], seed: int, folder: Path, name: str) -> N
     train(load_config(path=CONFIG, overrides=overrides({**settings, **own})), Display())
 
 
-def _runs(rows: Rows) -> dict[str, list[Row]]:
+def _runs(rows: Rows, arms: Sequence[Arm] = ARMS) -> dict[str, list[Row]]:
     """Sort the runs for results by arm; arms without one are left out."""
-    of = {arm.name: list[Row](row for row in rows.get("G", ()) if _is(row, arm.name, "results")) for arm in ARMS}
+    of = {arm.name: list[Row](row for row in rows.get("G", ()) if _is(row, arm.name, "results")) for arm in arms}
     return {arm: runs for arm, runs in of.items() if runs}
 
 
@@ -162,18 +169,26 @@ def _drawn(rows: Rows, name: str, title: str, *, root: bool) -> str:
 
 
 def results(rows: Rows) -> str:
-    """Table 8: tokens to a success by arm, and held-out success at the end."""
+    """Table 8: tokens to a success by arm, success over all steps and held out at the end, each seed in brackets."""
     lines: list[list[str]] = []
-    for arm, runs in _runs(rows).items():
+    for arm, runs in _runs(rows, (*ARMS, *OTHERS)).items():
         cells = list[str]()
         for target in TARGETS:
             needed = [reached(dict(row), target) for row in runs]
             never = sum(run.censored for run in needed)
             cells.append(f"{fmean(run.tokens for run in needed) / 1000:.0f}k" + (f" ({never} never)" if never else ""))
         held = [row["held_out"][-1][2] for row in runs if row["held_out"]]
-        cells.append(f"{fmean(held):.1%}" if held else "")
+        for shares in ([area(row) for row in runs], held):
+            cells.append(f"{fmean(shares):.0%} ({', '.join(f'{share:.0%}' for share in shares)})" if shares else "")
         lines.append([arm, f"{runs[0]['unit']['lr']:g}", str(len(runs)), *cells])
-    head = ["arm", "rate", "seeds", *(f"tokens to {target:.0%}" for target in TARGETS), "held out at the end"]
+    head = [
+        "arm",
+        "rate",
+        "seeds",
+        *(f"tokens to {target:.0%}" for target in TARGETS),
+        "all steps",
+        "held out at the end",
+    ]
     return table(head, lines) if lines else NOT_RUN
 
 

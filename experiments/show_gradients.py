@@ -1,100 +1,38 @@
-"""Tables, figures and verdicts of part B: gradients at fixed weights.
-
-Legend: K tasks of a set. A row holds, for each estimator, inner products of a step's gradient, the sum over K tasks,
-and the same without each task in turn [1 + K].
-"""
+"""Tables, figures and verdicts of part B: gradients at fixed weights."""
 
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from statistics import mean, pvariance, stdev
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from statistics import mean, stdev
 from typing import Any
 
 from plot import Axis, Chart
 from verdict import NOT_RUN, Rows, Verdict
+from weight_sets import (
+    AIMS,
+    FEW,
+    LARGEST,
+    OTHERS,
+    TINY,
+    TRUTH,
+    WeightSet,
+    about,
+    factors,
+    name_of,
+    sets_by_aim,
+    sets_of,
+)
 
 from agentrl.eval.pages import table
 from agentrl.runs.report.text import brief
 
-LARGEST, FEW = 32, 4
-"""N where the formula is asked, and N of OTB's claim."""
-TRUTH = "otb_pooled"
-"""Its gradient is unbiased; at the largest N it is the truth that others are measured by."""
-AIMS = ("5", "20", "50", "80")
-OTHERS = {"mixed": "levels 1 to 5", "quiet": "quiet failures", "long": "long episodes", "pretrained": "SmolLM2"}
-"""Sets that the statements do not count, and what the tables call them."""
 WANTED, SETS = 9, 12
 """In how many sets of how many a statement about the order has to hold."""
-FEWER_ROWS = ("quiet", "long", "pretrained")
-"""Sets with N up to 8."""
 _CELLS = 48
 _NEAR = 1.5
-TINY = 1e-12
 _HALF = 0.05
 """Half of a bin of π."""
-
-
-@dataclass(frozen=True, slots=True)
-class WeightSet:
-    """The rows of a set of weights."""
-
-    name: str
-    """As in the rows: the aim and the seed."""
-    rows: Mapping[tuple[str, int], Mapping[str, Any]]
-    """By rewards and N."""
-
-    @property
-    def aim(self) -> str:
-        """The success in percent that the weights were to have, or one of ``OTHERS``."""
-        return self.name.partition("-")[0]
-
-    @property
-    def shares(self) -> Mapping[str, float]:
-        """Success p, and β by both measures."""
-        return next(iter(self.rows.values()))
-
-    def worth(self, arm: str, size: int, rewards: str = "0/1", without: int = 0) -> float:
-        """Compute kept² / (noise · episodes) of an arm, with ‖g‖² as the unit; without a task where one is named.
-
-        The inverse is the number of episodes at which the signal that an arm keeps is as large as its noise.
-        """
-        arm_row = self.rows[rewards, size]["arms"][arm]
-        largest = max(size for _, size in self.rows)
-        truth = self.rows[rewards, largest]["arms"][TRUTH]["along"][without]
-        along, noise = arm_row["along"][without], arm_row["noise"][without]
-        tasks = len(arm_row["noise"]) - 1 - bool(without)
-        return max(along, 0.0) ** 2 / (truth * noise * size * tasks)
-
-    def excess(self, arm: str, size: int, rewards: str = "0/1", without: int = 0) -> float:
-        """Compute the logarithm of the episodes of an arm over those of ``otb_pooled``, on the same draws."""
-        pooled, mine = (self.worth(name, size, rewards, without) for name in (TRUTH, arm))
-        return math.log(max(pooled, TINY) / max(mine, TINY))
-
-    def error(self, arm: str, size: int, rewards: str = "0/1") -> float:
-        """Compute the standard error of ``excess``, by a jackknife over tasks."""
-        count = len(self.rows[rewards, size]["arms"][arm]["noise"]) - 1
-        left = [self.excess(arm, size, rewards, task) for task in range(1, count + 1)]
-        return math.sqrt((count - 1) * pvariance(left))
-
-
-def sets_of(rows: Rows) -> list[WeightSet]:
-    """Gather the sets that have all their rows, the tiny model's on one level before others."""
-    rows_of: dict[str, dict[tuple[str, int], Mapping[str, Any]]] = defaultdict(dict)
-    for row in rows["B"]:
-        if row["unit"].get("pool"):
-            continue
-        rows_of[row["unit"]["weights"]][row["unit"]["rewards"], row["unit"]["group_size"]] = row
-    sets = [WeightSet(name, of) for name, of in rows_of.items()]
-    whole = [each for each in sets if len(each.rows) == (8 if each.aim in FEWER_ROWS else 12)]
-    return sorted(whole, key=lambda weight_set: ([*AIMS, *OTHERS].index(weight_set.aim), weight_set.name))
-
-
-def factors(p: float, beta: float) -> dict[str, float]:
-    """Compute how many times noisier than the best constant baseline β each is, by the plan's formula."""
-    baselines = {"none": 0.0, "none ±1": 0.5, "group_mean": p, "otb": beta}
-    return {name: 1 + (baseline - beta) ** 2 / (beta * (1 - beta)) for name, baseline in baselines.items()}
 
 
 def weights(rows: Rows) -> str:
@@ -117,25 +55,25 @@ def worths(rewards: str) -> Callable[[Rows], str]:
     """Table 2: episodes until signal and noise are equal, at N = 4, of all weights of an aim."""
 
     def made(rows: Rows) -> str:
-        by_aim = _by_aim(sets_of(rows))
-        if not by_aim:
+        of_aims = sets_by_aim(sets_of(rows))
+        if not of_aims:
             return NOT_RUN
-        arms = list(next(iter(by_aim.values()))[0].rows[rewards, FEW]["arms"])
-        lines = [[arm, *(_episodes(some, arm, FEW, rewards) for some in by_aim.values())] for arm in arms]
-        return table([f"rewards {rewards}, N = {FEW}", *(_about(*column) for column in by_aim.items())], lines)
+        arms = list(next(iter(of_aims.values()))[0].rows[rewards, FEW]["arms"])
+        lines = [[arm, *(_episodes(some, arm, FEW, rewards) for some in of_aims.values())] for arm in arms]
+        return table([f"rewards {rewards}, N = {FEW}", *(about(*column) for column in of_aims.items())], lines)
 
     return made
 
 
 def by_size(rows: Rows) -> str:
     """Table 2d: the same by N, of the weights of 20%."""
-    some = _by_aim(sets_of(rows)).get("20")
+    some = sets_by_aim(sets_of(rows)).get("20")
     if not some:
         return NOT_RUN
     sizes = sorted({size for _, size in some[0].rows})
     arms = list(some[0].rows["0/1", FEW]["arms"])
     lines = [[arm, *(_episodes(some, arm, size, "0/1") for size in sizes)] for arm in arms]
-    return table([_about("20", some), *(f"N = {size}" for size in sizes)], lines)
+    return table([about("20", some), *(f"N = {size}" for size in sizes)], lines)
 
 
 def pool_weights(rows: Rows) -> str:
@@ -151,28 +89,12 @@ def pool_weights(rows: Rows) -> str:
         best = f"{within / between:.2g}" if between > 0 else "∞"
         for size, by_kappa in some[0]["noise"].items():
             values = [mean(row["noise"][size][kappa] for row in some) for kappa in by_kappa]
-            lines.append([_name(aim), str(len(some)), best, size, *(f"{value:.3g}" for value in values)])
+            lines.append([name_of(aim), str(len(some)), best, size, *(f"{value:.3g}" for value in values)])
     if not lines:
         return NOT_RUN
     return table(
         ["weights", "sets", "derived κ", "N", *(f"κ = {kappa}".replace("inf", "∞") for kappa in by_kappa)], lines
     )
-
-
-def _by_aim(sets: Sequence[WeightSet]) -> dict[str, list[WeightSet]]:
-    sorted_by: dict[str, list[WeightSet]] = defaultdict(list)
-    for weight_set in sets:
-        sorted_by[weight_set.aim].append(weight_set)
-    return dict(sorted_by)
-
-
-def _about(aim: str, some: Sequence[WeightSet]) -> str:
-    p = mean(weight_set.shares["p"] for weight_set in some)
-    return f"{_name(aim)}: p {p:.2f}, {len(some)} set{'s' * (len(some) > 1)}"
-
-
-def _name(aim: str) -> str:
-    return OTHERS.get(aim, f"about {aim}%")
 
 
 def _episodes(some: Sequence[WeightSet], arm: str, size: int, rewards: str) -> str:
@@ -187,12 +109,12 @@ def _episodes(some: Sequence[WeightSet], arm: str, size: int, rewards: str) -> s
     return f"{brief(math.exp(each))}{interval}"
 
 
-def cells(rows: Rows) -> Iterator[tuple[str, str, float, float]]:
+def cells(sets: Iterable[WeightSet], beta: str = "beta_S") -> Iterator[tuple[str, str, float, float]]:
     """List set, arm, predicted and measured noise at N = 32, each relative to the best of the four."""
-    for weight_set in sets_of(rows):
+    for weight_set in sets:
         if ("0/1", LARGEST) not in weight_set.rows:
             continue
-        predicted = factors(weight_set.shares["p"], weight_set.shares["beta_S"])
+        predicted = factors(weight_set.shares["p"], weight_set.shares[beta])
         plain, signed = (weight_set.rows[rewards, LARGEST]["arms"] for rewards in ("0/1", "-1/1"))
         measured = {arm: plain[arm]["noise"][0] for arm in ("none", "group_mean", "otb")}
         # Rewards of ±1 are twice as far apart.
@@ -204,7 +126,7 @@ def cells(rows: Rows) -> Iterator[tuple[str, str, float, float]]:
 
 def prediction(rows: Rows) -> str:
     """Figure 1: measured against predicted noise."""
-    predictions = list(cells(rows))
+    predictions = list(cells(sets_of(rows)))
     if not predictions:
         return ""
     top = 2 * max(max(predicted, measured) for _, _, predicted, measured in predictions)
@@ -257,14 +179,14 @@ def wins(rows: Rows) -> str:
 
 def norms(rows: Rows) -> str:
     """Figure 9: the norm of a token's gradient by its probability, and the root of its energy that stands for it."""
-    by_aim = {
+    of_aims = {
         aim: lines
-        for aim, some in _by_aim(sets_of(rows)).items()
+        for aim, some in sets_by_aim(sets_of(rows)).items()
         if (lines := [of for weight_set in some if (of := next(iter(weight_set.rows.values())).get("by_probability"))])
     }
-    if not by_aim:
+    if not of_aims:
         return ""
-    drawn = {aim: (_relative(lines, 2), _relative(lines, 3)) for aim, lines in by_aim.items()}
+    drawn = {aim: (_relative(lines, 2), _relative(lines, 3)) for aim, lines in of_aims.items()}
     high = max(value for pair in drawn.values() for points in pair for _, value in points)
     axes = (
         Axis(title="π of the token", low=0, high=1),
@@ -272,7 +194,7 @@ def norms(rows: Rows) -> str:
     )
     chart = Chart("Norm of a token's gradient", *axes)
     for number, (aim, (norm, root)) in enumerate(drawn.items()):
-        chart.line(norm, number, _name(aim))
+        chart.line(norm, number, name_of(aim))
         chart.dots([(pi, value, f"root of the energy: {value:.2f}") for pi, value in root], number)
     chart.dots([], 6, "root of the energy")
     return chart.svg()
@@ -289,32 +211,75 @@ def _relative(lines: Sequence[Sequence[Sequence[float]]], column: int) -> list[t
 
 
 def verdicts(rows: Rows) -> list[Verdict]:
-    """Judge B1 to B5."""
+    """Judge B1 to B5, and describe B6."""
     sets = [weight_set for weight_set in sets_of(rows) if weight_set.aim not in OTHERS]
-    predictions = list(cells(rows))
-    right = sum(0.5 <= measured / predicted <= 2 for _, _, predicted, measured in predictions)
-    formula = "the formula predicts the noise of none, mean and OTB within a factor of 2 in 80% of the cells"
     return [
-        Verdict("B1", formula, *_so_far(sets, right >= 0.8 * len(predictions), f"{right} of {len(predictions)} cells")),
+        *_formula(sets),
         _ordered(sets),
         _count("B3", "`otb` at N = 4 is worth `group_mean` at N = 32 per episode", sets, _four_is_many),
-        _count("B4", "β by W and by ‖S‖² choose the same baseline", sets, _same_choice, wanted=10),
-        _weak_place(sets_of(rows)),
+        _count(
+            "B4", "β by W and by ‖S‖² choose the same of `none`, `none` ±1 and the mean", sets, _same_choice, wanted=10
+        ),
+        *_weak_place(sets_of(rows)),
+        _kappas(rows),
     ]
 
 
-def _weak_place(sets: Sequence[WeightSet]) -> Verdict:
+def _formula(sets: Sequence[WeightSet]) -> list[Verdict]:
+    """Judge B1 with the measured β, and describe it with the one that each step's metrics have."""
+    claim = (
+        "the formula predicts the noise of `none`, `none` ±1, the mean and OTB within a factor of 2 in 80% of the cells"
+    )
+    right, every = {}, 0
+    for beta in ("beta_S", "beta_W"):
+        near = [0.5 <= measured / predicted <= 2 for *_, predicted, measured in cells(sets, beta)]
+        right[beta], every = sum(near), len(near)
+    words = {beta: f"{count} of {every} cells" for beta, count in right.items()}
+    by_energy = words["beta_W"] if sets else ""
+    return [
+        Verdict("B1", claim, *_so_far(sets, right["beta_S"] >= 0.8 * every, words["beta_S"])),
+        Verdict("B1", "the same with β by W, the energy of the metrics", figures=by_energy, described=True),
+    ]
+
+
+def _weak_place(sets: Sequence[WeightSet]) -> list[Verdict]:
     """Judge B5: whether a task's own group knows better than the pool, and a pool of few pseudo-rows does too."""
-    claim = "the pool loses where tasks differ and failures are quiet, and shrinkage helps there"
+    own, few = (
+        "where tasks differ and failures are quiet, the own group (`otb` carry) needs fewer episodes than the pool",
+        "there the pool of 1 and of 4 beside the own group need fewer than the pool alone",
+    )
     some = [weight_set for weight_set in sets if weight_set.aim in ("mixed", "quiet")]
     if len(some) < 2:
-        return Verdict("B5", claim)
-    of = {each.aim: [-each.excess(arm, FEW) for arm in ("otb carry", "otb pool 1", "otb pool 4")] for each in some}
-    figures = "; ".join(
-        f"{OTHERS[aim]}: {' and '.join(f'{math.exp(-value):.2f}' for value in values)} times the episodes of the pool"
-        for aim, values in of.items()
+        return [Verdict("B5", own), Verdict("B5", few, described=True)]
+    times = {
+        arm: [math.exp(each.excess(arm, FEW)) for each in some] for arm in ("otb carry", "otb pool 1", "otb pool 4")
+    }
+    words = {
+        arm: ", ".join(f"{OTHERS[each.aim]} {value:.2f}" for each, value in zip(some, of, strict=True))
+        for arm, of in times.items()
+    }
+    return [
+        Verdict("B5", own, min(times["otb carry"]) < 1, f"times the episodes: {words['otb carry']}"),
+        Verdict(
+            "B5",
+            few,
+            figures=f"pool 1: {words['otb pool 1']}; pool 4: {words['otb pool 4']}",
+            described=True,
+        ),
+    ]
+
+
+def _kappas(rows: Rows) -> Verdict:
+    """Describe B6: the derived weight of the pool, from set to set."""
+    of = sorted(
+        row["within"] / row["between"] if row["between"] > 0 else math.inf
+        for row in rows["B"]
+        if row["unit"].get("pool") and row["unit"]["weights"].partition("-")[0] in AIMS
     )
-    return Verdict("B5", claim, any(own > 0 and max(few) > 0 for own, *few in of.values()), figures)
+    claim = "the best weight κ of the pool, derived, where tasks are of one level"
+    finite = [f"{value:.0f}" for value in of if value < math.inf]
+    words = f"{finite[0]} to {finite[-1]} in {len(finite)} of {len(of)} sets, ∞ in the others" if finite else ""
+    return Verdict("B6", claim, figures=words, described=True)
 
 
 def _ordered(sets: Sequence[WeightSet]) -> Verdict:

@@ -10,8 +10,8 @@ from arms import LEARNING, POOLED, SHRUNK
 from contrast import Contrast, Key, Row, by_arm, contrast, holm, levels, reached
 from plot import Axis, Chart
 from schedule import area, best_rate, by_rate, success
-from show_gradients import TINY, sets_of
 from verdict import NOT_RUN, Rows, Verdict
+from weight_sets import TINY, sets_of
 
 from agentrl.eval.pages import table
 from agentrl.eval.paired import bootstrap
@@ -230,7 +230,14 @@ def verdicts(rows: Rows) -> list[Verdict]:
         if label == "D4" and len(effect.logs) >= _FEWEST:
             inside, outside = effect.low >= 0.8 and effect.high <= 1.25, effect.low > 1.25 or effect.high < 0.8
             holds = True if inside else False if outside else None
-        results.append(Verdict(label, claim, holds, effect.words()))
+        results.append(
+            Verdict(
+                label,
+                claim,
+                holds,
+                effect.words() + (effect.bound() if holds is None and len(effect.logs) >= _FEWEST else ""),
+            )
+        )
     return [*results, _d6(rows), _d7(rows)]
 
 

@@ -100,12 +100,37 @@ def _sum_of_gains(rows: Rows, staleness: int) -> str:
 
 
 def verdicts(rows: Rows) -> list[Verdict]:
-    """Judge E1 and E2."""
-    results = []
+    """Judge E1 and E2, and describe E3, F1 and F2."""
+    results = list[Verdict]()
     for label, other in (("E1", "ppo_clip"), ("E1", "gspo"), ("E2", "ctpo power 0")):
         claim = f"with 4 passes `ctpo` needs fewer tokens to 50% than `{name((other, '0/1'))}`"
         effect = _against(rows, 4, "ctpo", other)
         results.append(
             Verdict(label, claim) if effect is None else Verdict(label, claim, decided(effect, 1.0), effect.words())
         )
-    return results
+    return [*results, _e3(rows), *_additive(rows)]
+
+
+def _e3(rows: Rows) -> Verdict:
+    """Describe the losses with one pass that differ from REINFORCE by more than a quarter."""
+    effects = {loss: _against(rows, 1, loss, "reinforce") for loss in LOSSES if loss != "reinforce"}
+    ratios = {loss: effect.ratio for loss, effect in effects.items() if effect is not None}
+    apart = [f"`{loss}` {ratio:.2f} times" for loss, ratio in ratios.items() if not 0.8 <= ratio <= 1.25]
+    words = f"{', '.join(apart) or 'none'}; {len(ratios)} losses" if ratios else ""
+    return Verdict("E3", "losses that differ from `reinforce` by more than a quarter with 1 pass", None, words, True)
+
+
+def _additive(rows: Rows) -> list[Verdict]:
+    """Describe F1, whether gains add up, and F2, what staleness costs with either loss."""
+    arms = by_arm(rows["F"], "results")
+    sums = [f"{_sum_of_gains(rows, staleness)} at {staleness}" for staleness in STALENESS] if arms else []
+    costs = list[str]()
+    for advantage in ("grpo", "otb_pooled") if arms else ():
+        for loss in ("ppo_clip", "ctpo"):
+            fresh, stale = (arms[f"{advantage}, {loss}, staleness {staleness}", "0/1"] for staleness in (0, 8))
+            left = mean(area(stale[seed]) / area(fresh[seed]) for seed in stale.keys() & fresh.keys())
+            costs.append(f"{advantage}, {loss} {left:.2f}")
+    return [
+        Verdict("F1", "gains add up: log gain of both less the sum, by staleness", None, "; ".join(sums), True),
+        Verdict("F2", "share of the success that is left at a staleness of 8", None, "; ".join(costs), True),
+    ]

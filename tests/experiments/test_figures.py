@@ -11,8 +11,7 @@ import pytest
 from .conftest import load
 
 figures, schedule, gradients, plot, curves = map(load, ("figures", "schedule", "gradients", "plot", "curves"))
-show_gradients, show_learning, long = load("show_gradients"), load("show_learning"), load("long")
-
+weight_sets, show_learning, long = load("weight_sets"), load("show_learning"), load("long")
 
 ROOT = Path(__file__).parents[2]
 
@@ -89,7 +88,10 @@ def test_every_part_with_rows_has_its_tables_and_figures(monkeypatch: pytest.Mon
     book = whole_book()
     book["A"] = figures.read_all()["A"]
     files = figures.made(book, (ROOT / "docs" / "results.md").read_text())
-    assert sorted(files) == ["results.md", *(f"results/figure-{number}.svg" for number in range(1, 10))]
+    drawn = [f"results/figure-{number}.svg" for number in range(1, 10)]
+    assert sorted(files) == ["results.md", *drawn, "results/gradients.md"]
+    # The first arm has the noise 2, the signal 4 and the product 4 with the truth, whose square is 4: 4/√(4·6).
+    assert "| otb | 0.816, 100%, 0.5 |" in files["results/gradients.md"]
     for name, text in files.items():
         if name.endswith("svg"):
             root = ElementTree.fromstring(text)
@@ -115,12 +117,12 @@ def test_worth_by_hand() -> None:
     arm = {"noise": [8.0, 4.0, 6.0], "along": [4.0, 1.0, 2.0]}
     truth = {"noise": [1.0] * 3, "along": [2.0, 0.5, 1.0]}
     rows = {("0/1", size): {"arms": {"otb": arm, "otb_pooled": truth}} for size in (4, 32)}
-    weights = show_gradients.WeightSet("20-seed1", rows)
+    weights = weight_sets.WeightSet("20-seed1", rows)
     # Two tasks of four episodes; 4² / (2 · 8 · 8), and 1² / (.5 · 4 · 4) without the first task.
     assert weights.worth("otb", 4) == pytest.approx(16 / (2 * 8 * 8))
     assert weights.worth("otb", 4, without=1) == pytest.approx(1 / (0.5 * 4 * 4))
     assert weights.error("otb", 4) > 0
-    assert show_gradients.factors(0.5, 0.5) == {"none": 2.0, "none ±1": 1.0, "group_mean": 1.0, "otb": 1.0}
+    assert weight_sets.factors(0.5, 0.5) == {"none": 2.0, "none ±1": 1.0, "group_mean": 1.0, "otb": 1.0}
 
 
 def test_the_largest_stable_rate_is_that_without_a_collapse() -> None:
