@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Callable, Sequence
-from statistics import mean, stdev
+from functools import partial
+from statistics import mean
 
 from show_gradients import cells
 from verdict import Rows
-from weight_sets import TINY, TRUTH, WeightSet, about, sets_by_aim, sets_of
+from weight_sets import TINY, WeightSet, about, episodes, sets_by_aim, sets_of
 
 from agentrl.eval.pages import table
 from agentrl.runs.report.text import brief
@@ -21,7 +22,8 @@ this page from the rows of part B. Rewards are 0 and 1, or -1 and 1. A step has 
 - **Noise** is the variance of f over g².
 - **Episodes** are how many it takes until the signal that is kept is as large as the noise. Brackets hold the ratio to
   `otb_pooled` on the same draws and its standard error, first over tasks, then over sets of weights, in percent. An
-  interval of 95% is about twice as wide to each side.
+  interval of 95% is about twice as wide to each side. Where one task has nearly all successes, little is left without it,
+  and the error over tasks is above 999.
 
 Numbers of several sets are means, of noise and episodes geometric ones. g is the mean of unbiased gradients of the rows
 that were not drawn. Where nothing is kept, as by the mean of one episode, there are no episodes.
@@ -44,7 +46,7 @@ def page(rows: Rows) -> str:
                 f"\n## {about(aim, some)}; rewards {words}\n",
                 _measures(some, rewards),
                 "",
-                _episodes(some, rewards),
+                _by_size(some, rewards, "episodes", partial(episodes, some, rewards=rewards)),
             ]
     return "\n".join(parts) + "\n"
 
@@ -68,26 +70,6 @@ def _measures(some: Sequence[WeightSet], rewards: str) -> str:
         return f"{cosine:.3f}, {100 * share:.0f}%, {brief(noise)}"
 
     return _by_size(some, rewards, "cosine, kept, noise", cell)
-
-
-def _episodes(some: Sequence[WeightSet], rewards: str) -> str:
-    """Tabulate episodes, with both standard errors of the ratio to the pooled estimator."""
-
-    def cell(arm: str, size: int) -> str:
-        if not all(each.worth(arm, size, rewards) for each in some):
-            return ""
-        episodes = math.exp(mean(-math.log(each.worth(arm, size, rewards)) for each in some))
-        if arm == TRUTH:
-            return brief(episodes)
-        excess = [each.excess(arm, size, rewards) for each in some]
-        # The mean of several sets varies less with their tasks than each of them.
-        errors = [math.sqrt(mean(each.error(arm, size, rewards) ** 2 for each in some) / len(some))]
-        if len(some) > 1:
-            errors.append(stdev(excess) / math.sqrt(len(some)))
-        words = ", ".join(f"{100 * math.expm1(error):.0f}" for error in errors)
-        return f"{brief(episodes)} ({brief(math.exp(mean(excess)))} ± {words})"
-
-    return _by_size(some, rewards, "episodes", cell)
 
 
 def _by_size(some: Sequence[WeightSet], rewards: str, head: str, cell: Callable[[str, int], str]) -> str:

@@ -4,7 +4,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 from plot import Axis, Chart
@@ -14,10 +14,9 @@ from weight_sets import (
     FEW,
     LARGEST,
     OTHERS,
-    TINY,
-    TRUTH,
     WeightSet,
     about,
+    episodes,
     factors,
     name_of,
     sets_by_aim,
@@ -25,7 +24,6 @@ from weight_sets import (
 )
 
 from agentrl.eval.pages import table
-from agentrl.runs.report.text import brief
 
 WANTED, SETS = 9, 12
 """In how many sets of how many a statement about the order has to hold."""
@@ -59,7 +57,7 @@ def worths(rewards: str) -> Callable[[Rows], str]:
         if not of_aims:
             return NOT_RUN
         arms = list(next(iter(of_aims.values()))[0].rows[rewards, FEW]["arms"])
-        lines = [[arm, *(_episodes(some, arm, FEW, rewards) for some in of_aims.values())] for arm in arms]
+        lines = [[arm, *(episodes(some, arm, FEW, rewards) for some in of_aims.values())] for arm in arms]
         return table([f"rewards {rewards}, N = {FEW}", *(about(*column) for column in of_aims.items())], lines)
 
     return made
@@ -72,7 +70,7 @@ def by_size(rows: Rows) -> str:
         return NOT_RUN
     sizes = sorted({size for _, size in some[0].rows})
     arms = list(some[0].rows["0/1", FEW]["arms"])
-    lines = [[arm, *(_episodes(some, arm, size, "0/1") for size in sizes)] for arm in arms]
+    lines = [[arm, *(episodes(some, arm, size, "0/1") for size in sizes)] for arm in arms]
     return table([about("20", some), *(f"N = {size}" for size in sizes)], lines)
 
 
@@ -95,18 +93,6 @@ def pool_weights(rows: Rows) -> str:
     return table(
         ["weights", "sets", "derived κ", "N", *(f"κ = {kappa}".replace("inf", "∞") for kappa in by_kappa)], lines
     )
-
-
-def _episodes(some: Sequence[WeightSet], arm: str, size: int, rewards: str) -> str:
-    """Write the geometric mean over sets, and behind it the ratio to ``otb_pooled`` with its standard error."""
-    each = mean(-math.log(max(weight_set.worth(arm, size, rewards), TINY)) for weight_set in some)
-    excess = [weight_set.excess(arm, size, rewards) for weight_set in some]
-    # Of one set over its tasks, of several over sets.
-    error = some[0].error(arm, size, rewards)
-    if len(some) > 1:
-        error = stdev(excess) / math.sqrt(len(some))
-    interval = "" if arm == TRUTH else f" ({brief(math.exp(mean(excess)))} ± {100 * math.expm1(error):.0f}%)"
-    return f"{brief(math.exp(each))}{interval}"
 
 
 def cells(sets: Iterable[WeightSet], beta: str = "beta_S") -> Iterator[tuple[str, str, float, float]]:

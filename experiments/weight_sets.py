@@ -8,10 +8,12 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import mean, pvariance
+from statistics import mean, pvariance, stdev
 from typing import Any
 
 from verdict import Rows
+
+from agentrl.runs.report.text import brief
 
 LARGEST, FEW = 32, 4
 """N where the formula is asked, and N of OTB's claim."""
@@ -23,6 +25,8 @@ OTHERS = {"mixed": "levels 1 to 5", "quiet": "quiet failures", "long": "long epi
 FEWER_ROWS = ("quiet", "long", "pretrained")
 """Sets with N up to 8."""
 TINY = 1e-12
+_LARGEST_ERROR = math.log(10)
+"""Of a logarithm, that is still written as a percentage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,3 +116,23 @@ def about(aim: str, some: Sequence[WeightSet]) -> str:
 def name_of(aim: str) -> str:
     """Name an aim in tables."""
     return OTHERS.get(aim, f"about {aim}%")
+
+
+def episodes(some: Sequence[WeightSet], arm: str, size: int, rewards: str) -> str:
+    """Write the episodes that an arm needs, and in brackets their ratio to ``TRUTH`` with its standard errors.
+
+    The first error is over tasks, the second over sets where there are several, both in percent. Nothing is written
+    where nothing of the true gradient is left.
+    """
+    if not all(each.worth(arm, size, rewards) for each in some):
+        return ""
+    needed = brief(math.exp(mean(-math.log(each.worth(arm, size, rewards)) for each in some)))
+    if arm == TRUTH:
+        return needed
+    excess = [each.excess(arm, size, rewards) for each in some]
+    # The mean of several sets varies less with their tasks than each of them.
+    errors = [math.sqrt(mean(each.error(arm, size, rewards) ** 2 for each in some) / len(some))]
+    if len(some) > 1:
+        errors.append(stdev(excess) / math.sqrt(len(some)))
+    words = ", ".join(f"{100 * math.expm1(error):.0f}" if error < _LARGEST_ERROR else "> 999" for error in errors)
+    return f"{needed} ({brief(math.exp(mean(excess)))} ± {words})"
