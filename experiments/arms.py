@@ -80,9 +80,11 @@ OTB, CARRY = (
 )
 POOLED = Arm(name="otb_pooled", settings=_advantage("otb_pooled"))
 SHRUNK = Arm(name="otb pool 1", settings=_advantage("otb", tail="carry", pool=1.0))
-"""The own group, itself included, and one mean episode of the others: an arm of D that has its rate from POOLED."""
+"""The own group, itself included, and one mean episode of the others."""
 WHOLE = Arm(name="ogb pooled", settings=_advantage("ogb", pool=1e9))
 """One baseline for a whole episode: β of the step's other groups. Rows can't hold an infinite pool; this is as good."""
+VARIANTS = (SHRUNK, WHOLE)
+"""Arms of D that have their rate from POOLED."""
 MEAN, GRPO = Arm(name="group_mean", settings=_advantage("group_mean")), Arm(name="grpo", settings=_advantage("grpo"))
 NONE = Arm(name="none", settings=_advantage("none"))
 GRPO_32 = Arm(name="grpo at 32", settings=_advantage("grpo"), group_size=32)

@@ -22,8 +22,8 @@ this page from the rows of part B. Rewards are 0 and 1, or -1 and 1. A step has 
 - **Noise** is the variance of f over g².
 - **Episodes** are how many it takes until the signal that is kept is as large as the noise. Brackets hold the ratio to
   `otb_pooled` on the same draws and its standard error, first over tasks, then over sets of weights, in percent. An
-  interval of 95% is about twice as wide to each side. Where one task has nearly all successes, little is left without it,
-  and the error over tasks is above 999.
+  interval of 95% is about twice as wide to each side. Where one task has nearly all successes, little is left without
+  it, and the error over tasks is above 999.
 
 Numbers of several sets are means, of noise and episodes geometric ones. g is the mean of unbiased gradients of the rows
 that were not drawn. Where nothing is kept, as by the mean of one episode, there are no episodes.

@@ -8,7 +8,7 @@ from itertools import count
 from statistics import mean
 from typing import Any
 
-from arms import LEARNING, POOLED, SAME_SIGNED, SHRUNK, STALE, UPDATING, WARM, Arm, Unit
+from arms import LEARNING, POOLED, SAME_SIGNED, STALE, UPDATING, VARIANTS, WARM, Arm, Unit
 
 Row = Mapping[str, Any]
 Book = Mapping[str, Sequence[Row]]
@@ -17,7 +17,7 @@ Book = Mapping[str, Sequence[Row]]
 TUNING, RESULTS = 1000, 2000
 """The first seed that is tried for each purpose."""
 _FURTHER_SEEDS = 10
-"""Seeds with which D has further arms: those that only see differences of rewards, with rewards of ±1; and SHRUNK."""
+"""Seeds with which D has further arms: those that only see differences of rewards, with rewards of ±1; and VARIANTS."""
 COUNTS = (0.05, 0.30)
 """Success of a warm start that counts."""
 LADDER = (1e-6, 3e-6, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1)
@@ -230,7 +230,7 @@ def _rates(part: str, book: Book) -> dict[tuple[str, str], float]:
 
     rates = {(arm.name, arm.rewards): chosen("C", arm) for arm in (LEARNING if part in "DF" else ())}
     if part == "D":
-        rates[SHRUNK.name, SHRUNK.rewards] = chosen("C", POOLED)
+        rates |= {(arm.name, arm.rewards): chosen("C", POOLED) for arm in VARIANTS}
     rates |= {(arm.name, arm.rewards): chosen("E", arm) for arm in (UPDATING if part in "EF" else ())}
     if part == "F":
         rates |= {
@@ -242,5 +242,5 @@ def _rates(part: str, book: Book) -> dict[tuple[str, str], float]:
 def _arms(part: str, seed: int, book: Book) -> Sequence[Arm]:
     if part == "D":
         chosen = chosen_seeds(RESULTS, _FURTHER_SEEDS, book)
-        return (*LEARNING, *((*SAME_SIGNED, SHRUNK) if seed in chosen else ()))
+        return (*LEARNING, *((*SAME_SIGNED, *VARIANTS) if seed in chosen else ()))
     return UPDATING if part == "E" else [arm for arm, _, _ in STALE.values()]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from statistics import correlation, geometric_mean, mean, stdev
 
-from arms import LEARNING, POOLED, SHRUNK
+from arms import LEARNING, POOLED, VARIANTS
 from contrast import Contrast, Key, Row, by_arm, contrast, holm, levels, reached
 from plot import Axis, Chart
 from schedule import area, best_rate, by_rate, success
@@ -218,7 +218,7 @@ def _equivalence_p(effect: Contrast) -> float:
 
 
 def verdicts(rows: Rows) -> list[Verdict]:
-    """Judge C1 and D0 to D7."""
+    """Judge C1 and D0 to D8."""
     asked = _asked(rows)
     results = [_c1(rows), _d0(rows)]
     for label, claim in _CLAIMS.items():
@@ -238,7 +238,7 @@ def verdicts(rows: Rows) -> list[Verdict]:
                 effect.words() + (effect.bound() if holds is None and len(effect.logs) >= _FEWEST else ""),
             )
         )
-    return [*results, _d6(rows), _d7(rows)]
+    return [*results, _d6(rows), *_variants(rows)]
 
 
 def _d6(rows: Rows) -> Verdict:
@@ -256,16 +256,18 @@ def _d6(rows: Rows) -> Verdict:
     return Verdict("D6", claim, figures=f"Spearman's coefficient {correlation(*ranks):.2f}", described=True)
 
 
-def _d7(rows: Rows) -> Verdict:
-    """Compare a baseline of the own group and one mean episode of the others with that of the others alone."""
-    claim, arms = "`otb` with pool 1 needs fewer tokens to 50% than pooled", by_arm(rows["D"], "results")
-    base, other = (arms.get((arm.name, arm.rewards), {}) for arm in (POOLED, SHRUNK))
-    effect = contrast(base, other, PRIMARY)
-    if effect is None:
-        return Verdict("D7", claim, described=True)
-    points, low, high = _points(_areas_apart(base, other))
-    words = f"{effect.words()}; success over all steps {points} points ({low} to {high})"
-    return Verdict("D7", claim, figures=words, described=True)
+def _variants(rows: Rows) -> list[Verdict]:
+    """Describe D7 and D8, which compare the pool by position with two others."""
+    arms, results = by_arm(rows["D"], "results"), list[Verdict]()
+    base = arms.get((POOLED.name, POOLED.rewards), {})
+    for label, arm in zip(("D7", "D8"), VARIANTS, strict=True):
+        other, words = arms.get((arm.name, arm.rewards), {}), ""
+        if (effect := contrast(base, other, PRIMARY)) is not None:
+            points, low, high = _points(_areas_apart(base, other))
+            words = f"{effect.words()}; success over all steps {points} points ({low} to {high})"
+        claim = f"`{arm.name}` needs fewer tokens to 50% than `otb_pooled`"
+        results.append(Verdict(label, claim, figures=words, described=True))
+    return results
 
 
 def decided(effect: Contrast, limit: float) -> bool | None:

@@ -63,7 +63,7 @@ def test_every_arm_is_a_run_that_can_begin(signed: Any) -> None:
         *arms.LEARNING,
         *arms.UPDATING,
         *arms.SAME_SIGNED,
-        arms.SHRUNK,
+        *arms.VARIANTS,
         *(stale for stale, _, _ in arms.STALE.values()),
     ):
         unit = arm.unit("C", "rates", lr=1e-3, seed=1000, steps=15)
@@ -111,10 +111,10 @@ def test_rates_at_the_edge_are_followed_and_then_the_parts_have_theirs() -> None
     equal = finished(lambda unit: 0.5)
     assert len(equal["C"]) == 90 + 30 and len(equal["E"]) == 56 + 14, "but not without end"
     runs = list(schedule.units("D", book))
-    assert len(runs) == 20 * 9 + 10 * 5 and [unit["seed"] for unit in runs[:14]] == [2000] * 14
+    assert len(runs) == 20 * 9 + 10 * 6 and [unit["seed"] for unit in runs[:15]] == [2000] * 15
     assert {unit["lr"] for unit in runs if unit["arm"] == "otb"} == {0.03}
     assert {unit["lr"] for unit in runs if unit["arm"] == "grpo"} == {3e-5}
-    assert {unit["lr"] for unit in runs if unit["arm"] == "otb pool 1"} == {1e-3}, "that of otb_pooled"
+    assert {unit["lr"] for unit in runs if unit["arm"] in ("otb pool 1", "ogb pooled")} == {1e-3}, "that of otb_pooled"
     assert len([unit for unit in schedule.units("E", book) if unit["purpose"] == "results"]) == 140
     stale = list(schedule.units("F", book))
     assert len(stale) == 60 and {unit["lr"] for unit in stale} == {3e-5, 1e-3}, "the lower of two"
