@@ -28,6 +28,7 @@ from agentrl.eval.pages import table
 WANTED, SETS = 9, 12
 """In how many sets of how many a statement about the order has to hold."""
 _CELLS = 48
+_LEAST_BETA = 5e-6
 _NEAR = 1.5
 _HALF = 0.05
 """Half of a bin of π."""
@@ -134,8 +135,8 @@ def wins(rows: Rows) -> str:
     sets = sets_of(rows)
     if not sets:
         return ""
-    axes = [Axis(title=title, low=0, high=1) for title in ("success p", "β, the share of energy that successes carry")]
-    chart = Chart("Which baseline is within 1.5 times the least noise", *axes)
+    y = Axis(title="β, share of energy", low=_LEAST_BETA, high=1, log=True)
+    chart = Chart("Which baseline is within 1.5 times the least noise", Axis(title="success p", low=0, high=1), y)
     fills = {
         (True, True): ("#dcebf7", "none, mean, OTB"),
         (True, False): ("#cfe8dc", "none, OTB"),
@@ -143,15 +144,16 @@ def wins(rows: Rows) -> str:
         (False, False): ("#eed5e6", "OTB alone"),
     }
     sorted_by: dict[tuple[bool, bool], list[tuple[float, float, float, float]]] = {key: [] for key in fills}
-    step = 1 / _CELLS
+    step, edges = 1 / _CELLS, [_LEAST_BETA ** (1 - line / _CELLS) for line in range(_CELLS + 1)]
+    middles = [math.sqrt(low * top) for low, top in itertools.pairwise(edges)]
     for column in range(_CELLS):
-        near = [factors((column + 0.5) * step, (line + 0.5) * step) for line in range(_CELLS)]
+        near = [factors((column + 0.5) * step, beta) for beta in middles]
         keys = [(factors_of["none"] <= _NEAR, factors_of["group_mean"] <= _NEAR) for factors_of in near]
         # Cells of one kind that lie on each other are one rectangle, without a seam.
         low = 0
         for key, same in itertools.groupby(keys):
             top = low + len(list(same))
-            sorted_by[key].append((column * step, low * step, (column + 1) * step, top * step))
+            sorted_by[key].append((column * step, edges[low], (column + 1) * step, edges[top]))
             low = top
     for key, (fill, name) in fills.items():
         chart.cells(sorted_by[key], fill, name)
