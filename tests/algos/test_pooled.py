@@ -145,8 +145,13 @@ UNBIASED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "options"), UNBIASED)
-@pytest.mark.parametrize("size", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("name", "options", "size"),
+    [
+        *((name, options, size) for name, options in UNBIASED for size in (1, 2)),
+        *(pytest.param(name, {"pool": math.inf}, 4, marks=pytest.mark.slow) for name in ("otb_pooled", "ogb")),
+    ],
+)
 @pytest.mark.parametrize("samplers", [TASKS, [world(10), world(13)]], ids=["on-policy", "off-policy"])
 def test_a_pool_is_exactly_unbiased_also_off_policy_with_the_ratio_of_the_row(name, options, size, samplers):
     drifted = [replace(task, probability=other.probability) for task, other in zip(TASKS, samplers, strict=True)]
