@@ -26,6 +26,7 @@ from work import Limits, claimed, tidy
 from agentrl.config import load_config
 from agentrl.errors import InvariantError
 from agentrl.eval.pages import table
+from agentrl.eval.paired import bootstrap
 from agentrl.runs.folder import read_jsonl
 from agentrl.runs.progress import Display
 from agentrl.train.run import train
@@ -48,6 +49,8 @@ OTHERS = tuple(
 RATES = (1e-4, 3e-4, 1e-3)
 TUNING, TUNING_STEPS = 1000, 8
 SEEDS, STEPS = (2000, 2001, 2002), 25
+FURTHER_SEEDS = (2003, 2004, 2005)
+"""With which G4 compares two advantages only; they count for nothing else."""
 FIRST = 8
 """The smallest position that G1 and G2 speak of."""
 TARGETS = (0.5, 0.7)
@@ -74,6 +77,10 @@ def units(rows: Sequence[Row]) -> Iterator[Unit]:
             tried = {row["unit"]["lr"]: [row] for row in rows if _is(row, tuned, "rates")}
             if len(tried) == len(RATES):
                 yield arm.unit("G", "results", lr=best_rate(tried, success), seed=seed, steps=STEPS)
+    tried = {row["unit"]["lr"]: [row] for row in rows if _is(row, ARMS[0].name, "rates")}
+    if len(tried) == len(RATES):
+        for seed, arm in itertools.product(FURTHER_SEEDS, (ARMS[0], OTHERS[0])):
+            yield arm.unit("G", "further", lr=best_rate(tried, success), seed=seed, steps=STEPS)
 
 
 def run(unit: Unit, rows: RowFile) -> None:
@@ -193,12 +200,12 @@ def results(rows: Rows) -> str:
 
 
 def verdicts(rows: Rows) -> list[Verdict]:
-    """Judge G1 and G2."""
+    """Judge G1 and G2, and describe G4."""
     growth, even = "the spread of S_t grows as √t: slope .4 to .6", "power ½ clips late tokens as often as early ones"
     uneven = "power 0 clips late tokens at least 3 times as often"
     runs = _runs(rows)
     if len(runs) < len(ARMS):
-        return [Verdict("G1", growth), Verdict("G2", even), Verdict("G2", uneven)]
+        return [Verdict("G1", growth), Verdict("G2", even), Verdict("G2", uneven), _whole_episodes(rows)]
     slopes = {arm: slope([point for point in _positions(of, "S_std") if point[0] >= FIRST]) for arm, of in runs.items()}
     grown = ", ".join(f"{arm} {value:.2f}" for arm, value in slopes.items())
     ratios = {arm: _late(runs[arm]) for arm in ("ctpo", "ctpo power 0")}
@@ -206,7 +213,26 @@ def verdicts(rows: Rows) -> list[Verdict]:
         Verdict("G1", growth, all(0.4 <= value <= 0.6 for value in slopes.values()), grown),
         Verdict("G2", even, 0.5 <= ratios["ctpo"] <= 2, f"{ratios['ctpo']:.2f} times"),
         Verdict("G2", uneven, ratios["ctpo power 0"] >= 3, f"{ratios['ctpo power 0']:.2f} times"),
+        _whole_episodes(rows),
     ]
+
+
+def _whole_episodes(rows: Rows) -> Verdict:
+    """Describe G4: success with one baseline for a whole episode, less that with one for each position."""
+    claim = "with one baseline for a whole episode `ctpo` has more success over all steps than with `otb_pooled`"
+    shares: dict[str, dict[int, float]] = {arm.name: {} for arm in (ARMS[0], OTHERS[0])}
+    for row in rows.get("G", ()):
+        unit = row["unit"]
+        if unit["arm"] in shares and unit["purpose"] != "rates":
+            shares[unit["arm"]][unit["seed"]] = area(row)
+    base, whole = shares.values()
+    apart = [100 * (whole[seed] - base[seed]) for seed in sorted(base.keys() & whole.keys())]
+    if not apart:
+        return Verdict("G4", claim, described=True)
+    low, high = bootstrap(apart)
+    each = ", ".join(f"{value:+.0f}" for value in apart)
+    words = f"{fmean(apart):+.1f} points ({low:+.1f} to {high:+.1f}); by seed {each}"
+    return Verdict("G4", claim, figures=words, described=True)
 
 
 def _late(runs: Sequence[Row]) -> float:
