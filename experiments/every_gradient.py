@@ -1,13 +1,13 @@
 """The page with every number of part B: cosine, kept signal, noise and episodes, by estimator, rewards and N."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from statistics import mean
 
 from show_gradients import cells
 from verdict import Rows
-from weight_sets import TINY, WeightSet, about, episodes, sets_by_aim, sets_of
+from weight_sets import TINY, WeightSet, about, by_size, episodes, sets_by_aim, sets_of
 
 from agentrl.eval.pages import table
 from agentrl.runs.report.text import brief
@@ -46,7 +46,7 @@ def page(rows: Rows) -> str:
                 f"\n## {about(aim, some)}; rewards {words}\n",
                 _measures(some, rewards),
                 "",
-                _by_size(some, rewards, "episodes", partial(episodes, some, rewards=rewards)),
+                by_size(some, rewards, "episodes", partial(episodes, some, rewards=rewards)),
             ]
     return "\n".join(parts) + "\n"
 
@@ -69,10 +69,4 @@ def _measures(some: Sequence[WeightSet], rewards: str) -> str:
         noise = math.exp(mean(math.log(max(each[2], TINY)) for each in of))
         return f"{cosine:.3f}, {100 * share:.0f}%, {brief(noise)}"
 
-    return _by_size(some, rewards, "cosine, kept, noise", cell)
-
-
-def _by_size(some: Sequence[WeightSet], rewards: str, head: str, cell: Callable[[str, int], str]) -> str:
-    sizes = sorted({size for of, size in some[0].rows if of == rewards})
-    lines = [[arm, *(cell(arm, size) for size in sizes)] for arm in some[0].rows[rewards, sizes[0]]["arms"]]
-    return table([head, *(f"N = {size}" for size in sizes)], lines)
+    return by_size(some, rewards, "cosine, kept, noise", cell)

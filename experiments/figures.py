@@ -62,7 +62,7 @@ TABLES: Mapping[str, Maker] = {
     "table 2a": show_gradients.weights,
     "table 2b": show_gradients.worths("0/1"),
     "table 2c": show_gradients.worths("-1/1"),
-    "table 2d": show_gradients.by_size,
+    "table 2d": show_gradients.few_successes,
     "table 2e": show_gradients.pool_weights,
     "table 3a": _of("C", partial(show_learning.rates, "C")),
     "table 3": _of("D", partial(show_learning.tokens, "D")),

@@ -71,16 +71,23 @@ def units(rows: Sequence[Row]) -> Iterator[Unit]:
     for lr in RATES:
         for arm in ARMS:
             yield arm.unit("G", "rates", lr=lr, seed=TUNING, steps=TUNING_STEPS)
-    for arms, seed in itertools.product((ARMS, OTHERS), SEEDS):
-        for arm in arms:
-            tuned = arm.name if arms is ARMS else ARMS[0].name
-            tried = {row["unit"]["lr"]: [row] for row in rows if _is(row, tuned, "rates")}
-            if len(tried) == len(RATES):
-                yield arm.unit("G", "results", lr=best_rate(tried, success), seed=seed, steps=STEPS)
-    tried = {row["unit"]["lr"]: [row] for row in rows if _is(row, ARMS[0].name, "rates")}
-    if len(tried) == len(RATES):
-        for seed, arm in itertools.product(FURTHER_SEEDS, (ARMS[0], OTHERS[0])):
-            yield arm.unit("G", "further", lr=best_rate(tried, success), seed=seed, steps=STEPS)
+    rates = {arm.name: _rate(rows, arm) for arm in ARMS}
+    rates |= {arm.name: rates[ARMS[0].name] for arm in OTHERS}
+    compared = (ARMS[0], OTHERS[0])
+    for purpose, arms, seeds in (
+        ("results", ARMS, SEEDS),
+        ("results", OTHERS, SEEDS),
+        ("further", compared, FURTHER_SEEDS),
+    ):
+        for seed, arm in itertools.product(seeds, arms):
+            if (lr := rates[arm.name]) is not None:
+                yield arm.unit("G", purpose, lr=lr, seed=seed, steps=STEPS)
+
+
+def _rate(rows: Sequence[Row], arm: Arm) -> float | None:
+    """Choose the rate of an arm; None before all were tried."""
+    tried = {row["unit"]["lr"]: [row] for row in rows if _is(row, arm.name, "rates")}
+    return best_rate(tried, success) if len(tried) == len(RATES) else None
 
 
 def run(unit: Unit, rows: RowFile) -> None:

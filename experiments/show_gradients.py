@@ -4,6 +4,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from statistics import mean
 from typing import Any
 
@@ -16,6 +17,7 @@ from weight_sets import (
     OTHERS,
     WeightSet,
     about,
+    by_size,
     episodes,
     factors,
     name_of,
@@ -64,15 +66,10 @@ def worths(rewards: str) -> Callable[[Rows], str]:
     return made
 
 
-def by_size(rows: Rows) -> str:
+def few_successes(rows: Rows) -> str:
     """Table 2d: the same by N, of the weights of 20%."""
     some = sets_by_aim(sets_of(rows)).get("20")
-    if not some:
-        return NOT_RUN
-    sizes = sorted({size for _, size in some[0].rows})
-    arms = list(some[0].rows["0/1", FEW]["arms"])
-    lines = [[arm, *(episodes(some, arm, size, "0/1") for size in sizes)] for arm in arms]
-    return table([about("20", some), *(f"N = {size}" for size in sizes)], lines)
+    return by_size(some, "0/1", about("20", some), partial(episodes, some, rewards="0/1")) if some else NOT_RUN
 
 
 def pool_weights(rows: Rows) -> str:

@@ -117,7 +117,9 @@ def _e3(rows: Rows) -> Verdict:
     ratios = {loss: effect.ratio for loss, effect in effects.items() if effect is not None}
     apart = [f"`{loss}` {ratio:.2f} times" for loss, ratio in ratios.items() if not 0.8 <= ratio <= 1.25]
     words = f"{', '.join(apart) or 'none'}; {len(ratios)} losses" if ratios else ""
-    return Verdict("E3", "losses that differ from `reinforce` by more than a quarter with 1 pass", None, words, True)
+    return Verdict(
+        "E3", "losses that differ from `reinforce` by more than a quarter with 1 pass", figures=words, described=True
+    )
 
 
 def _additive(rows: Rows) -> list[Verdict]:
@@ -131,6 +133,10 @@ def _additive(rows: Rows) -> list[Verdict]:
             left = mean(area(stale[seed]) / area(fresh[seed]) for seed in stale.keys() & fresh.keys())
             costs.append(f"{advantage}, {loss} {left:.2f}")
     return [
-        Verdict("F1", "gains add up: log gain of both less the sum, by staleness", None, "; ".join(sums), True),
-        Verdict("F2", "share of the success that is left at a staleness of 8", None, "; ".join(costs), True),
+        Verdict(
+            "F1", "gains add up: log gain of both less the sum, by staleness", figures="; ".join(sums), described=True
+        ),
+        Verdict(
+            "F2", "share of the success that is left at a staleness of 8", figures="; ".join(costs), described=True
+        ),
     ]

@@ -6,13 +6,14 @@ and the same without each task in turn [1 + K].
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, pvariance, stdev
 from typing import Any
 
 from verdict import Rows
 
+from agentrl.eval.pages import table
 from agentrl.runs.report.text import brief
 
 LARGEST, FEW = 32, 4
@@ -54,8 +55,7 @@ class WeightSet:
         The inverse is the number of episodes at which the signal that an arm keeps is as large as its noise.
         """
         arm_row = self.rows[rewards, size]["arms"][arm]
-        largest = max(size for _, size in self.rows)
-        truth = self.rows[rewards, largest]["arms"][TRUTH]["along"][without]
+        truth = self._truth(rewards, without)
         along, noise = arm_row["along"][without], arm_row["noise"][without]
         tasks = len(arm_row["noise"]) - 1 - bool(without)
         # A mean of one episode leaves no gradient; without the only task that succeeds there is no truth either.
@@ -64,10 +64,14 @@ class WeightSet:
     def measures(self, arm: str, size: int, rewards: str) -> tuple[float, float, float]:
         """Compute the cosine to the true gradient g, the share of g that is kept, and the noise over ‖g‖²."""
         of = self.rows[rewards, size]["arms"][arm]
-        largest = max(size for _, size in self.rows)
-        truth = self.rows[rewards, largest]["arms"][TRUTH]["along"][0]
+        truth = self._truth(rewards, 0)
         signal, noise, along = (of[key][0] for key in ("signal", "noise", "along"))
         return along / math.sqrt(truth * max(signal + noise, TINY)), along / truth, noise / truth
+
+    def _truth(self, rewards: str, without: int) -> float:
+        """The squared norm of the true gradient g."""
+        largest = max(size for _, size in self.rows)
+        return float(self.rows[rewards, largest]["arms"][TRUTH]["along"][without])
 
     def excess(self, arm: str, size: int, rewards: str = "0/1", without: int = 0) -> float:
         """Compute the logarithm of the episodes of an arm over those of ``otb_pooled``, on the same draws."""
@@ -136,3 +140,10 @@ def episodes(some: Sequence[WeightSet], arm: str, size: int, rewards: str) -> st
         errors.append(stdev(excess) / math.sqrt(len(some)))
     words = ", ".join(f"{100 * math.expm1(error):.0f}" if error < _LARGEST_ERROR else "> 999" for error in errors)
     return f"{needed} ({brief(math.exp(mean(excess)))} ± {words})"
+
+
+def by_size(some: Sequence[WeightSet], rewards: str, head: str, cell: Callable[[str, int], str]) -> str:
+    """Tabulate a text for each arm and N."""
+    sizes = sorted({size for of, size in some[0].rows if of == rewards})
+    lines = [[arm, *(cell(arm, size) for size in sizes)] for arm in some[0].rows[rewards, sizes[0]]["arms"]]
+    return table([head, *(f"N = {size}" for size in sizes)], lines)

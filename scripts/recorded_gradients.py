@@ -61,11 +61,8 @@ class _Copied:
     def add(self, total: Tensor, gradient: Tensor) -> None:
         total[:, self.here] += gradient.flatten(1)
 
-    def add_outer(self, total: Tensor, rows: Tensor, columns: Tensor) -> None:
-        self.add(total, rows.mT @ columns)
 
-
-class _Scattered(_Copied):
+class _Scattered:
     """A count sketch: each weight is added to a random coordinate with a random sign."""
 
     def __init__(self, size: int, width: int, generator: torch.Generator, device: str) -> None:
@@ -120,7 +117,7 @@ class Projection:
         sizes = [parameter.numel() for parameter in parameters]
         generator = torch.Generator().manual_seed(seed)
         self.width = min(sum(sizes), width)
-        self._parts = list[_Copied | _TwoSided]()
+        self._parts = list[_Copied | _Scattered | _TwoSided]()
         for number, parameter in enumerate(parameters):
             if sum(sizes) <= width:
                 self._parts.append(_Copied(sum(sizes[:number]), sizes[number]))
@@ -148,7 +145,11 @@ class Projection:
             columns: the second [n, T, columns of the matrix], or the same for all n [T, columns].
             number: of the parameter.
         """
-        self._parts[number].add_outer(total, rows, columns)
+        part = self._parts[number]
+        if isinstance(part, _TwoSided):
+            part.add_outer(total, rows, columns)
+        else:
+            part.add(total, rows.mT @ columns)
 
     def __call__(self, gradients: Sequence[Tensor]) -> Tensor:
         """Project one gradient, given by parameter [D]."""

@@ -77,7 +77,7 @@ def test_a_unit_is_done_once_and_rows_have_what_the_plan_asks(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_part_a_made_again_is_what_was_committed(tmp_path: Path) -> None:
+def test_part_a_made_again_is_what_was_committed() -> None:
     committed = rows.RowFile(rows.FOLDER / "A.jsonl", "")
     again = 0
     for unit, work in exact.units():

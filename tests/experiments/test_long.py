@@ -37,9 +37,8 @@ def test_runs_for_results_follow_the_rates_that_were_tried() -> None:
     planned = list(long.units([row(unit) for unit in rates]))
     results = [unit for unit in planned if unit["purpose"] == "results"]
     assert len([unit for unit in planned if unit["purpose"] == "further"]) == 2 * len(long.FURTHER_SEEDS)
-    assert len(results) == len((*long.ARMS, *long.OTHERS)) * len(long.SEEDS) and {unit["lr"] for unit in results} == {
-        3e-4
-    }
+    assert len(results) == len((*long.ARMS, *long.OTHERS)) * len(long.SEEDS)
+    assert {unit["lr"] for unit in results} == {3e-4}
 
 
 def test_figures_by_position_are_means_of_the_steps_that_have_them() -> None:
