@@ -5,6 +5,9 @@ from typing import Any
 
 import pytest
 
+from agentrl.algos import aggregation
+from agentrl.config import load_config
+
 from .conftest import load
 
 long = load("long")
@@ -39,6 +42,25 @@ def test_runs_for_results_follow_the_rates_that_were_tried() -> None:
     assert len([unit for unit in planned if unit["purpose"] == "further"]) == 2 * len(long.FURTHER_SEEDS)
     assert len(results) == len((*long.ARMS, *long.OTHERS)) * len(long.SEEDS)
     assert {unit["lr"] for unit in results} == {3e-4}
+
+
+def test_the_comparison_with_the_defaults_has_the_defaults_and_a_verdict_once_all_pairs_are_there() -> None:
+    for arm in long.AS_SHIPPED:
+        config = load_config(path=long.CONFIG, overrides=long.overrides(arm.settings))
+        shipped = load_config(path=long.CONFIG)
+        assert config.optim.max_grad_norm == shipped.optim.max_grad_norm
+        assert aggregation("ctpo", config.algo.loss_options) == aggregation("ctpo", {})
+
+    def row(arm: Any, seed: int, won: int) -> dict[str, Any]:
+        return {"unit": arm.unit("G", "defaults", lr=3e-4, seed=seed, steps=2), "successes": [won], "episodes": [32]}
+
+    for more, holds in ((4, True), (0, False)):
+        rows = [
+            row(arm, seed, 10 + seed % 3 + more * (arm is long.AS_SHIPPED[1]))
+            for seed in long.SHIPPED_SEEDS
+            for arm in long.AS_SHIPPED
+        ]
+        assert [long.verdicts({"G": rows[:count]})[-1].holds for count in (0, 10, 12)] == [None, None, holds]
 
 
 def test_figures_by_position_are_means_of_the_steps_that_have_them() -> None:
