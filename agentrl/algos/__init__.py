@@ -82,6 +82,7 @@ ADVANTAGES: Mapping[str, Algorithm] = MappingProxyType({
     "otb": _otb(),
     "otb_loo": _otb(options={"leave_one_out": True}),
     "otb_pooled": _otb(options={"pool": math.inf, "tail": "carry"}),
+    "otb_episode": _otb(options={"pool": math.inf, "tail": "carry", "energy_kind": "episode"}),
     "group_mean": Algorithm(function=_advantages.group_mean),
     "grpo": Algorithm(function=_advantages.group_mean, options={"std": True}),
     "rloo": Algorithm(function=_advantages.rloo),

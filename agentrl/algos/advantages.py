@@ -25,7 +25,7 @@ from agentrl.algos.cells import Cells
 from agentrl.algos.rows import Rows, check_per_token
 from agentrl.errors import ConfigError, UnknownNameError
 
-EnergyKind = Literal["cumulative", "instantaneous", "uniform"]
+EnergyKind = Literal["cumulative", "instantaneous", "uniform", "episode"]
 Tail = Literal["zero", "own", "carry"]
 
 _ENERGY_EPS = 1e-8
@@ -63,7 +63,8 @@ def otb(
 
     Options:
         energy_kind: ``"cumulative"``: W_t as above; ``"instantaneous"``: W_t = w_t; ``"uniform"``: W_t = 1, so the
-            baseline is the plain mean of the rows alive at t.
+            baseline is the plain mean of the rows alive at t; ``"episode"``: W_t = W_T, the energy of the whole row,
+            so with ``tail="carry"`` and rewards at the end alone the baseline is one for all t.
         leave_one_out: Leave the row's own sample out of its baseline: exactly unbiased, more variance.
         tail: Where one row of the group is left, and none of the pool: ``"zero"``: B = 0; ``"own"``: B = G, so A = 0;
             ``"carry"``: finished rows stay in the group with their last energy and their full return.
@@ -77,7 +78,8 @@ def otb(
         UnknownNameError: an energy kind or tail that does not exist.
         ConfigError: a negative pool.
 
-    Source: arXiv 2602.07078, the Optimal Token Baseline and its Logit-Gradient Proxy. The pool is ours.
+    Source: arXiv 2602.07078, the Optimal Token Baseline and its Logit-Gradient Proxy. The pool and the energy of
+    a whole row are ours.
     """
     terms = otb_terms(
         rewards, energy, starts, group,
@@ -257,6 +259,8 @@ def _realized_energy(rows: Rows, energy: Tensor, weights: Tensor | None, kind: E
         return torch.ones_like(energy, dtype=torch.float64)
     # Off-policy the squared norm of a token's gradient is weighed by ρ², as the gradient itself is by ρ.
     weighted = energy.double() if weights is None else energy.double() * weights.double().square()
+    if kind == "episode":
+        return rows.sum(weighted)[rows.row]
     # Prefix sums of zeros may be rounding errors below 0, which no weight of a mean may be.
     return weighted if kind == "instantaneous" else rows.prefix_sum(weighted).clamp_min(0.0)
 

@@ -19,7 +19,9 @@ Positive = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Below1 = Annotated[float, Field(ge=0, lt=1)]
 RejectionLevel = Literal["token", "sequence", "geometric"]
-Advantage = Literal["otb", "otb_loo", "otb_pooled", "group_mean", "grpo", "rloo", "opo", "ogb", "reinforce_pp", "none"]
+Advantage = Literal[
+    "otb", "otb_loo", "otb_pooled", "otb_episode", "group_mean", "grpo", "rloo", "opo", "ogb", "reinforce_pp", "none"
+]
 Loss = Literal["ctpo", "cppo", "ppo_clip", "dapo", "gspo", "gspo_token", "cispo", "reinforce"]
 Own = Annotated[str, Field(pattern=":")]
 TinySize = Literal["hidden", "layers", "heads"]
@@ -245,7 +247,7 @@ class CorrectionSettings(_Section):
 class AlgoSettings(_Section):
     """The algorithm: an advantage function and a loss function."""
 
-    advantage: Advantage | Own = "otb_pooled"
+    advantage: Advantage | Own = "otb_episode"
     """The estimator, or ``module:name`` for one of your own (algos)."""
     advantage_options: dict[str, Value | Infinity] = Field(default_factory=dict)
     """Its own options. For OTB, ``weights`` weighs energies by a squared ratio: "old" uses the importance weight

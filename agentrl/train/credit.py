@@ -156,7 +156,7 @@ def _options(algo: AlgoSettings, scored: Scored, logp: Tensor) -> dict[str, obje
     return options
 
 
-ALONE = "set algo.advantage to 'otb_pooled', 'reinforce_pp' or 'none'"
+ALONE = "set algo.advantage to 'otb_episode', 'reinforce_pp' or 'none'"
 """What to do about a group of one episode."""
 
 

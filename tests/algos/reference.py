@@ -25,8 +25,8 @@ def realized(energy, weights, kind):
         for t, w in enumerate(row):
             w = w * weights[i][t] ** 2 if weights else w
             total += w
-            out.append({"cumulative": total, "instantaneous": w, "uniform": 1.0}[kind])
-        rows.append(out)
+            out.append({"cumulative": total, "instantaneous": w, "uniform": 1.0, "episode": 0.0}[kind])
+        rows.append([total] * len(row) if kind == "episode" else out)
     return rows
 
 

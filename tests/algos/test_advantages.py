@@ -47,7 +47,7 @@ def test_hand_worked_ragged_tail(options, last):
 @settings(max_examples=300, deadline=None)
 @given(
     batches(),
-    st.sampled_from(["cumulative", "instantaneous", "uniform"]),
+    st.sampled_from(["cumulative", "instantaneous", "uniform", "episode"]),
     st.booleans(),
     st.fixed_dictionaries({
         "leave_one_out": st.booleans(),
@@ -154,7 +154,7 @@ def test_unknown_kinds_are_named():
 
 def test_the_table_of_advantages():
     rewards, energy, starts, group = random_batch(*RAGGED)
-    assert set(algos.ADVANTAGES) == {"otb", "otb_loo", "otb_pooled", "none", *PER_ROW}
+    assert set(algos.ADVANTAGES) == {"otb", "otb_loo", "otb_pooled", "otb_episode", "none", *PER_ROW}
     torch.testing.assert_close(
         algos.advantage("otb_loo", rewards, energy, starts, group),
         otb(rewards, energy, starts, group, leave_one_out=True),
@@ -163,7 +163,7 @@ def test_the_table_of_advantages():
         algos.advantage("otb_pooled", rewards, energy, starts, group),
         otb(rewards, energy, starts, group, pool=math.inf, tail="carry"),
     )
-    reading = ["otb", "otb_loo", "otb_pooled", "ogb"]
+    reading = ["otb", "otb_loo", "otb_pooled", "otb_episode", "ogb"]
     assert [name for name, algorithm in algos.ADVANTAGES.items() if "energy" in algorithm.inputs] == reading
     algos.advantage("grpo", rewards, None, starts, group)
     with pytest.raises(ValueError, match="needs the energy"):

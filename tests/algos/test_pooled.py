@@ -51,6 +51,14 @@ def test_ogb_is_otb_of_rows_of_one_token(batch, leave_one_out, pool):
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
 
 
+def test_where_the_reward_is_at_the_end_the_energy_of_a_row_gives_ogb():
+    _, energy, starts, group = random_batch(*RAGGED)
+    rewards = torch.zeros_like(energy)
+    rewards[starts[1:][starts.diff() > 0] - 1] = torch.randn(7, dtype=torch.float64)
+    expected = ogb(rewards, energy, starts, group, pool=math.inf)
+    torch.testing.assert_close(algos.advantage("otb_episode", rewards, energy, starts, group), expected)
+
+
 @pytest.mark.parametrize("tail", ["zero", "own", "carry"])
 def test_the_only_group_of_a_step_is_its_own_pool_without_the_row(tail):
     rewards, energy, starts, group = random_batch([3, 0, 4, 1, 2], [7, 3, 7, 7, 7])
@@ -137,6 +145,7 @@ def expected(tasks: Sequence[World], size: int, name: str, ratios: Sequence[Tens
 TASKS = [world(0), world(3)]
 UNBIASED = [
     ("otb_pooled", {}),
+    ("otb_episode", {}),
     ("otb", {"pool": math.inf}),
     ("ogb", {"pool": math.inf}),
     ("otb_loo", {"pool": 0.5}),
@@ -149,7 +158,7 @@ UNBIASED = [
     ("name", "options", "size"),
     [
         *((name, options, size) for name, options in UNBIASED for size in (1, 2)),
-        *(pytest.param(name, {"pool": math.inf}, 4, marks=pytest.mark.slow) for name in ("otb_pooled", "ogb")),
+        *(pytest.param(name, {}, 4, marks=pytest.mark.slow) for name in ("otb_pooled", "otb_episode")),
     ],
 )
 @pytest.mark.parametrize("samplers", [TASKS, [world(10), world(13)]], ids=["on-policy", "off-policy"])
