@@ -35,7 +35,7 @@ def rows_of(shown: str) -> list[list[str]]:
 
 CI = [pytest.mark.slow, pytest.mark.ci]
 TABLES = [
-    pytest.param("engines.py --quick", ["transformers", "generate", "generate_batch"]),
+    pytest.param("engines.py --quick", ["transformers", "generate", "generate_batch"], marks=pytest.mark.slow),
     pytest.param("shared_prompt.py --quick", ["sample", "score", "update"]),
     pytest.param("async.py --quick", ["off", "lag", "inflight, 1", "inflight, 2", "inflight, 2, 2 spare"], marks=CI),
     pytest.param("long_context.py --tokens 128 1100 --layers 1 --hidden 16 --heads 2", ["update"] * 2 + [""] * 6),

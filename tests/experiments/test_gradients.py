@@ -81,6 +81,7 @@ def test_shares_and_products_of_known_gradients() -> None:
     assert losses.reshape(-1, 3).tolist() == [[0, 0, 1], *[[0, 0, -1]] * 3] * 64
 
 
+@pytest.mark.slow
 def test_a_set_goes_on_where_it_was_killed(tmp_path: Path) -> None:
     recorded, path = recorded_of(3, 8), tmp_path / "rows" / "B.jsonl"
     gradients.run(recorded, "even", [1, 2], 2, rows.RowFile(path, "abc"))
