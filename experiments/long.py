@@ -46,6 +46,8 @@ OTHERS = tuple(
     for arm in (WHOLE, CARRY)
 )
 """Arms of G4, with the rate of the first."""
+COMPARED = (ARMS[0], OTHERS[0])
+"""The two that G4 is about: one baseline for each position, and one for a whole episode."""
 DEFAULTS = {"algo.loss_options.aggregate": "seq_mean_token_mean", "optim.max_grad_norm": 1.0}
 AS_SHIPPED = tuple(
     Arm(name=f"{arm.name}, defaults", settings={**ARMS[0].settings, **arm.settings, **DEFAULTS})
@@ -81,11 +83,10 @@ def units(rows: Sequence[Row]) -> Iterator[Unit]:
             yield arm.unit("G", "rates", lr=lr, seed=TUNING, steps=TUNING_STEPS)
     rates = {arm.name: _rate(rows, arm) for arm in ARMS}
     rates |= {arm.name: rates[ARMS[0].name] for arm in (*OTHERS, *AS_SHIPPED)}
-    compared = (ARMS[0], OTHERS[0])
     for purpose, arms, seeds in (
         ("results", ARMS, SEEDS),
         ("results", OTHERS, SEEDS),
-        ("further", compared, FURTHER_SEEDS),
+        ("further", COMPARED, FURTHER_SEEDS),
         ("defaults", AS_SHIPPED, SHIPPED_SEEDS),
     ):
         for seed, arm in itertools.product(seeds, arms):
@@ -236,15 +237,20 @@ def verdicts(rows: Rows) -> list[Verdict]:
 def _whole_episodes(rows: Rows) -> list[Verdict]:
     """Describe G4 and judge G5: success with one baseline for a whole episode, less that with one for each position."""
     more = "more success over all steps than with `otb_pooled`"
-    pairs = (
-        ("G4", f"with one baseline for a whole episode `ctpo` has {more}", (ARMS[0], OTHERS[0])),
-        ("G5", f"with the library's other defaults, one baseline for a whole episode has {more}", AS_SHIPPED),
-    )
-    return [_apart(rows, key, claim, *arms) for key, claim, arms in pairs]
+    described = f"with one baseline for a whole episode `ctpo` has {more}"
+    judged = f"with the library's other defaults, one baseline for a whole episode has {more}"
+    return [
+        Verdict("G4", described, figures=_apart(rows, *COMPARED)[1], described=True),
+        Verdict("G5", judged, *_apart(rows, *AS_SHIPPED)),
+    ]
 
 
-def _apart(rows: Rows, key: str, claim: str, by_position: Arm, by_episode: Arm) -> Verdict:
-    """Compare the success over all steps of two arms, seed by seed; G5 holds where the interval lies above 0."""
+def _apart(rows: Rows, by_position: Arm, by_episode: Arm) -> tuple[bool | None, str]:
+    """Compare the success over all steps of two arms, seed by seed.
+
+    Returns:
+        Whether the interval of the difference lies above 0, None without all pairs of G5; and the figures in words.
+    """
     shares: dict[str, dict[int, float]] = {by_position.name: {}, by_episode.name: {}}
     for row in rows.get("G", ()):
         unit = row["unit"]
@@ -252,15 +258,12 @@ def _apart(rows: Rows, key: str, claim: str, by_position: Arm, by_episode: Arm) 
             shares[unit["arm"]][unit["seed"]] = area(row)
     positions, episodes = shares.values()
     apart = [100 * (episodes[seed] - positions[seed]) for seed in sorted(positions.keys() & episodes.keys())]
-    described = key == "G4"
     if not apart:
-        return Verdict(key, claim, described=described)
+        return None, ""
     low, high = bootstrap(apart)
     each = ", ".join(f"{value:+.0f}" for value in apart)
     words = f"{fmean(apart):+.1f} points ({low:+.1f} to {high:+.1f}); by seed {each}"
-    if described or len(apart) < len(SHIPPED_SEEDS):
-        return Verdict(key, claim, figures=words, described=described)
-    return Verdict(key, claim, low > 0, words)
+    return low > 0 if len(apart) == len(SHIPPED_SEEDS) else None, words
 
 
 def _late(runs: Sequence[Row]) -> float:

@@ -21,12 +21,9 @@ def cut(values, lengths):
 def realized(energy, weights, kind):
     rows = []
     for i, row in enumerate(energy):
-        total, out = 0.0, []
-        for t, w in enumerate(row):
-            w = w * weights[i][t] ** 2 if weights else w
-            total += w
-            out.append({"cumulative": total, "instantaneous": w, "uniform": 1.0, "episode": 0.0}[kind])
-        rows.append([total] * len(row) if kind == "episode" else out)
+        own = [w * weights[i][t] ** 2 for t, w in enumerate(row)] if weights else row
+        whole, sums = [math.fsum(own)] * len(own), [math.fsum(own[: t + 1]) for t in range(len(own))]
+        rows.append({"cumulative": sums, "instantaneous": own, "uniform": [1.0] * len(own), "episode": whole}[kind])
     return rows
 
 

@@ -158,7 +158,7 @@ UNBIASED = [
     ("name", "options", "size"),
     [
         *((name, options, size) for name, options in UNBIASED for size in (1, 2)),
-        *(pytest.param(name, {}, 4, marks=pytest.mark.slow) for name in ("otb_pooled", "otb_episode")),
+        *(pytest.param(*UNBIASED[number], 4, marks=pytest.mark.slow) for number in (0, 1, 3)),
     ],
 )
 @pytest.mark.parametrize("samplers", [TASKS, [world(10), world(13)]], ids=["on-policy", "off-policy"])
