@@ -63,7 +63,7 @@ SHIPPED_SEEDS = (2006, 2007, 2008, 2009, 2010, 2011)
 """Those of G5, which decides the default advantage."""
 FIRST = 8
 """The smallest position that G1 and G2 speak of."""
-TARGETS = (0.5, 0.7)
+TARGETS = (0.5, 0.7, 0.9)
 _SHARED = (
     "run.threads", "algo.loss_options.aggregate", "optim.epochs", "optim.warmup", "optim.schedule", "optim.betas",
     "optim.weight_decay", "optim.max_grad_norm",
@@ -200,7 +200,8 @@ def results(rows: Rows) -> str:
         for target in TARGETS:
             needed = [reached(dict(row), target) for row in runs]
             never = sum(run.censored for run in needed)
-            cells.append(f"{fmean(run.tokens for run in needed) / 1000:.0f}k" + (f" ({never} never)" if never else ""))
+            middle = f"{'> ' * bool(never)}{fmean(run.tokens for run in needed) / 1000:.0f}k"
+            cells.append(middle + (f" ({never} never)" if never else ""))
         held = [row["held_out"][-1][2] for row in runs if row["held_out"]]
         for shares in ([area(row) for row in runs], held):
             cells.append(f"{fmean(shares):.0%} ({', '.join(f'{share:.0%}' for share in shares)})" if shares else "")

@@ -16,7 +16,7 @@ from weight_sets import TINY, sets_of
 from agentrl.eval.pages import table
 from agentrl.eval.paired import bootstrap
 
-TARGETS = (0.3, 0.5, 0.7)
+TARGETS = (0.3, 0.5, 0.7, 0.9)
 PRIMARY = 0.5
 _TUNING = 0.3
 """The success that two tuning seeds of an arm reach within their few steps."""
