@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterator
 from functools import cache
 from importlib.util import find_spec
@@ -47,7 +48,15 @@ settings.load_profile(os.environ.get("AGENTRL_EXAMPLES", "same"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what is for CI, and mix files with slow tests evenly among the others."""
+    """Skip what is for CI, and mix files with slow tests evenly among the others.
+
+    With ``AGENTRL_FEW=2`` each test runs with its first two sets of parameters.
+    """
+    if few := int(os.environ.get("AGENTRL_FEW", "0")):
+        sets = defaultdict[str, list[pytest.Item]](list)
+        for item in items:
+            sets[item.nodeid.partition("[")[0]].append(item)
+        items[:] = [item for of_one in sets.values() for item in of_one[:few]]
     if not CI and os.environ.get("AGENTRL_EVERYTHING") != "1":
         skip = pytest.mark.skip(reason="says nothing new about this machine: AGENTRL_EVERYTHING=1 runs it")
         for item in items:

@@ -233,7 +233,7 @@ def test_nothing_is_loaded_from_where_others_may_write(
 
 SAME = "(test_same_bits and not False) or threads"
 """Picks the tests of the same bits, where computed in C, and those of several threads."""
-WATCHING = [f"tests/{name}.py" for name in ("engines/test_same_bits", "models/test_native_attention", "models/test_norm")]
+WATCHING = ["tests/engines/test_same_bits.py", "tests/models/test_native_attention.py", "tests/models/test_norm.py"]
 
 
 @pytest.mark.usefixtures("compiler")
