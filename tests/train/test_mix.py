@@ -121,6 +121,23 @@ def test_a_pool_is_of_one_environment(mixed: OnDisk, tasks: int, weights: str, a
     settings = (*settings, f"rollout.tasks={tasks}", "optim.steps=1", "eval.every=0")
     run = train(mixed(*settings), Display())
     assert rows_of(run)[0]["groups_unpooled"] == alone
+    check_pools(run)
+
+
+def test_a_pool_is_of_the_groups_that_are_trained(mixed: OnDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def reward(_: Short, episode: Episode) -> dict[str, float]:
+        return {"correct": float(len(episode.final) % 2 and episode.task.id != "train:no")}
+
+    # Groups of one task are silent, and further ones replace them.
+    monkeypatch.setattr(Short, "reward", reward)
+    settings = ("algo.advantage=otb_pooled", "rollout.tasks=4", "rollout.plan.refills=3", "run.seed=3")
+    run = train(mixed(*settings, "optim.steps=1", "eval.every=0"), Display())
+    assert rows_of(run)[0]["groups_left_out"] > 0
+    check_pools(run)
+
+
+def check_pools(run: Path) -> None:
+    """Compare the advantages of a run's first step with those of loops over each environment's trained episodes."""
     for name in ("loud", "short"):
         played = [record for record in records(run, 1) if record.trajectory.env == name]
         realized = [record.training["realized_energy"] for record in played]
