@@ -41,7 +41,7 @@ class Costs:
 
 
 def measure(config: Config, shape: PreTrainedConfig, device: str) -> Costs:
-    """Train small models for some seconds.
+    """Measure small models, which takes some seconds.
 
     Args:
         config: the run's settings.
