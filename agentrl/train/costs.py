@@ -75,7 +75,8 @@ def saved_bytes(config: Config, model: PreTrainedModel, tokens: int = _TOKENS) -
         # Keyed by storage: several operations may keep the same tensor, or views of it.
         if tuple(tensor.shape) not in weights:
             sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
+        # Detached: an output that is kept with its own graph would be a cycle, and never freed.
+        return tensor.detach()
 
     # A loss that depends on nothing: the backward pass, which keeps nothing, would take nearly all of the time.
     with saved_tensors_hooks(keep, lambda tensor: tensor):

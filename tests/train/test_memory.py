@@ -1,10 +1,12 @@
 """What a run will need, against what it takes: counted on real models, and as the peak of fresh processes."""
 
 import copy
+import gc
 import json
 import re
 import subprocess
 import sys
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,6 +53,17 @@ def test_activations_of_another_model_and_a_longer_pack_are_foretold(more: list[
     size = 2 if "model.dtype=bfloat16" in more else 4
     assert costs.recomputes and 487 * (layers * 32 * size + costs.rest) == pytest.approx(inputs, rel=0.2)
     assert inputs < 0.7 * saved or layers == 1
+
+
+@pytest.mark.parametrize("more", [[], ["model.dtype=bfloat16"]])
+def test_what_was_measured_is_freed(more: list[str], tokenizer: Any) -> None:
+    config = small(*more)
+    model = _small(config, model_config(config, tokenizer), 1, "cpu")
+    weights = [weakref.ref(weight) for weight in model.parameters()]
+    assert saved_bytes(config, model) > 0
+    del model
+    gc.collect()
+    assert not [weight for weight in weights if weight() is not None]
 
 
 def test_operations_by_hand(model: Any) -> None:
