@@ -65,7 +65,8 @@ def ranks(config: Config) -> Generator[None]:
         return
     if config.model.device == "cuda" and _world() == 1 and torch.cuda.device_count() < config.run.ranks:
         raise ConfigError(f"run.ranks={config.run.ranks} needs a GPU each, and {torch.cuda.device_count()} are here")
-    with tempfile.TemporaryDirectory(prefix="agentrl-ranks-") as folder:
+    # A join that was abandoned may still write there, and its file must not hide why a rank has ended.
+    with tempfile.TemporaryDirectory(prefix="agentrl-ranks-", ignore_cleanup_errors=True) as folder:
         followers: list[subprocess.Popen[bytes]] = []
         try:
             if _world() == 1:

@@ -173,9 +173,12 @@ class ContainerPool:
 
     def _remove(self, container: Container) -> None:
         """Remove a container that has been counted in ``_removing``."""
-        # Where the engine is gone, the container ends with its stream, and the engine removes it later.
-        with suppress(SandboxError):
-            container.dispose()
-        with self._changed:
-            self._removing -= 1
-            self._changed.notify_all()
+        try:
+            # Where the engine is gone, the container ends with its stream, and the engine removes it later.
+            with suppress(SandboxError):
+                container.dispose()
+        finally:
+            # Whatever went wrong: a removal that is never counted as ended would let ``close`` wait for ever.
+            with self._changed:
+                self._removing -= 1
+                self._changed.notify_all()

@@ -8,7 +8,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -113,6 +113,22 @@ class Slow:
 
     def dispose(self) -> None:
         self.alive = False
+
+
+class Broken(Slow):
+    def dispose(self) -> None:
+        raise ValueError("I/O operation on closed file")
+
+
+def test_a_removal_that_breaks_does_not_hold_up_the_end() -> None:
+    kinds = iter([Broken])
+    pool = ContainerPool(lambda _: cast(Any, next(kinds, Slow)()), 1, threading.Semaphore(1))
+    with pytest.raises(ValueError, match="closed file"):
+        pool.give_back(pool.take(), False)
+    closing = threading.Thread(target=pool.close, daemon=True)
+    closing.start()
+    closing.join(60)
+    assert not closing.is_alive() and pool.total == 0
 
 
 def test_containers_take_time_to_make_and_come_back() -> None:

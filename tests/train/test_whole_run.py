@@ -6,6 +6,9 @@ The processes of a run with several ranks: it is a run on one, whatever becomes 
 import json
 import os
 import signal
+import threading
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any, get_args
 
@@ -207,6 +210,25 @@ def test_rank_that_cannot_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
     words = f"rank 1 {message}; the run goes on from its last checkpoint"
     with pytest.raises(InfrastructureError, match=words), ranks(parse_config({"run": {"ranks": 2}})):
         pass
+
+
+def test_a_join_that_goes_on_does_not_hide_why_a_rank_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ended = threading.Event()
+
+    def join(address: str, *_: int) -> None:
+        folder = Path(address.removeprefix("file://")).parent
+        for number in count():
+            with suppress(OSError):
+                (folder / str(number)).touch()
+            if ended.is_set():
+                return
+
+    monkeypatch.setattr("agentrl.train.ranks._join", join)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    try:
+        test_rank_that_cannot_start(monkeypatch, tmp_path, "exit 1", "has ended: it said nothing")
+    finally:
+        ended.set()
 
 
 @pytest.fixture
