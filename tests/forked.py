@@ -41,8 +41,9 @@ class Command:
             assert not self._ends_within(0.002), f"it ended too early:\n{self.err}"
 
     def descendants(self) -> set[int]:
-        """Its children, their children and so on."""
-        return {child.pid for child in psutil.Process(self.pid).children(recursive=True)}
+        """Its children, their children and so on, but for those that fork on request."""
+        children = psutil.Process(self.pid).children(recursive=True)
+        return {child.pid for child in children if child.name() != "agentrl-forks"}
 
     def wait(self) -> int:
         """The exit code; a signal's number, negative, where one ended it."""
@@ -63,8 +64,10 @@ class Server:
     """Has imported PyTorch once, and forks a process for every command line."""
 
     def __init__(self) -> None:
+        # Only a process with a single thread may fork, and numpy starts others as it is imported.
+        env = os.environ | {"OPENBLAS_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
-            [sys.executable, str(SERVER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, str(SERVER)], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         self._numbers, self._lock = count(), Lock()
 

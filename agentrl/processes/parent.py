@@ -5,10 +5,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from functools import partial
+from pathlib import Path
 from typing import IO
 
-from agentrl.processes.zygote import end_with_parent
+LAUNCHER = str(Path(__file__).with_name("bound.py"))
+"""Its arguments are the parent's process id, a signal and the arguments of Python."""
 
 
 def start_python(
@@ -20,14 +21,13 @@ def start_python(
         words: the arguments of Python.
         log: a file that gets the output.
         env: environment variables; this process's own by default.
-        number: the signal that the process gets when this one ends; see :func:`end_with_parent`.
+        number: the signal that the process gets when this one ends, or the thread that has started it.
     """
     return subprocess.Popen(
-        [sys.executable, *words],
+        [sys.executable, "-I", "-S", LAUNCHER, str(os.getpid()), str(int(number)), *words],
         env=env,
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
         start_new_session=True,
-        preexec_fn=partial(end_with_parent, os.getpid(), number),
     )
