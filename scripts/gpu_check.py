@@ -11,6 +11,7 @@ import os
 import platform
 import signal
 import sys
+import threading
 import time
 import traceback
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
@@ -75,7 +76,8 @@ def play(name: str, args: Namespace) -> str:
     elif path.exists() and json.loads(path.read_text())["ended"] == "done":
         return "was done before"
     seconds, began = budget(name, args), time.monotonic()
-    # Forked, so that no piece waits for its imports.
+    # Forked, so that no piece waits for its imports. A fork would wait for ever for a lock of another thread.
+    assert threading.active_count() == 1
     process = FORK.Process(target=begin, args=(name, args))
     process.start()
     process.join(seconds)

@@ -17,6 +17,7 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -217,25 +218,15 @@ def look(name: str, row: TemplateRow, shelf: Shelf, loaded: Any) -> Seen:
 
 
 def look_at_all(rows: Mapping[str, TemplateRow], shelf: Shelf) -> Iterator[Seen]:
-    """Try the templates, in the order of their vocabularies.
-
-    A vocabulary is loaded once, and each template has a process that inherits it and may change it.
-    """
-    context = multiprocessing.get_context("fork")
-    for vocabulary in dict.fromkeys(row.vocabulary for row in rows.values()):
-        _LOADED[vocabulary] = load_tokenizer(shelf.paths[vocabulary])
-        names = [name for name, row in rows.items() if row.vocabulary == vocabulary]
-        with context.Pool(maxtasksperchild=1) as pool:
-            yield from pool.imap(partial(_look_in_a_process, rows=rows, shelf=shelf), names, chunksize=1)
-        _LOADED.clear()
+    """Try the templates, in the order of their vocabularies; each may change the vocabulary that it loads."""
+    vocabularies = list(dict.fromkeys(row.vocabulary for row in rows.values()))
+    names = sorted(rows, key=lambda name: vocabularies.index(rows[name].vocabulary))
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
+        yield from pool.map(partial(_load_and_look, rows=rows, shelf=shelf), names)
 
 
-_LOADED: dict[str, Any] = {}
-"""The vocabulary that forked processes inherit: it is large, and would take as long to send as to load."""
-
-
-def _look_in_a_process(name: str, rows: Mapping[str, TemplateRow], shelf: Shelf) -> Seen:
-    return look(name, rows[name], shelf, _LOADED[rows[name].vocabulary])
+def _load_and_look(name: str, rows: Mapping[str, TemplateRow], shelf: Shelf) -> Seen:
+    return look(name, rows[name], shelf, load_tokenizer(shelf.paths[rows[name].vocabulary]))
 
 
 def page(seen: Sequence[Seen], packages: Mapping[str, str]) -> str:
@@ -279,7 +270,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         wanted = os.environ.get("AGENTRL_CI") == "1"
         _say(f"{error}: {'no template was tried' if wanted else 'skipped, because this needs a network'}")
         return 2 if wanted else 0
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a process's threads do not exist in its forks
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # each core has a process
     reasons = {name: reason["why"] for reason in table["reasons"] for name in reason["templates"]}
     seen: dict[str, Seen] = {}
     for look in look_at_all(rows, shelf):

@@ -21,8 +21,14 @@ from typing import Any
 
 import psutil
 import pytest
-import pytest_timeout
 from hypothesis import HealthCheck, settings
+
+from .deadlines import (  # noqa: F401
+    pytest_configure,
+    pytest_enter_pdb,
+    pytest_timeout_cancel_timer,
+    pytest_timeout_set_timer,
+)
 
 # Set before any test imports transformers: both are read when it is imported.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -68,13 +74,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     kinds = ([path for path in files if (path in slow) is kind] for kind in (True, False))
     order = {path: (index + 0.5) / len(kind) for kind in kinds for index, path in enumerate(kind)}
     items.sort(key=lambda item: order[item.path])
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Any:
-    """Let a test take longer on a busy machine: it is stopped when it hangs, not when it waits for a core."""
-    crowd = max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
-    return pytest_timeout.pytest_timeout_set_timer(item, settings._replace(timeout=settings.timeout * crowd))
 
 
 @pytest.fixture(scope="session")
@@ -125,7 +124,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if not inspect.iscoroutinefunction(test := pyfuncitem.obj):
         return None
     options = {name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}
-    asyncio.run(asyncio.wait_for(test(**options), 100))
+    asyncio.run(test(**options))
     return True
 
 

@@ -3,17 +3,14 @@
 Every rule runs on this repository and, to prove that it can fail, on a small tree that breaks it.
 """
 
-import ast
-import os
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import Literal
 
 import pytest
+
+from .parsed import UNREAD, Module, files_under, load, ours, room_of
 
 ROOT = Path(__file__).resolve().parents[1]
 MAX_FILE, MAX_FUNCTION, MIN_TEST_RATIO = 400, 60, 0.8
@@ -51,139 +48,13 @@ EXTRAS = {"torch", "transformers", "tokenizers", "safetensors", "vllm", "docker"
 """Top-level modules that the base install lacks."""
 # Written in two halves, so that this file does not break its own rule.
 FOREIGN = ("/wo" + "rk/", "../sha" + "red")
-OPENING = {"open", "read_text", "read_bytes", "write_text", "write_bytes"}
-UNREAD = {"__pycache__", ".git", ".venv", ".hypothesis", ".pytest_cache", ".ruff_cache"}
-"""What git ignores wherever it lies, and git's own folder."""
+FORKING = (
+    *("agentrl.sandboxes.inside", "agentrl.processes.zygote", "agentrl.envs.reasoning_gym", "tests.fork_server"),
+    *("scripts.gpu_check", "scripts.gpu.learning", "scripts.benchmarks.long_context"),
+)
+"""Modules of processes that have a single thread when they fork."""
 OUTPUT = {"build", "dist", "runs"}
 """What git ignores at the top of the repository."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Import:
-    """One import use, resolved to the module that it loads."""
-
-    target: str
-    line: int
-    when: Literal["module", "typing", "function"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Module:
-    """A Python file of the tree."""
-
-    name: str
-    path: Path
-    lines: int
-    code: int
-    """Lines that hold code."""
-    functions: tuple[tuple[str, int, int], ...]
-    """Name, first and last line of each."""
-    imports: tuple[Import, ...]
-    opens: tuple[int, ...]
-    """Lines where it opens a file by itself."""
-
-    @property
-    def room(self) -> str:
-        """The module's or folder's name right under ``agentrl``."""
-        return room_of(self.name)
-
-    def at(self, line: int) -> str:
-        """Name the place for a message."""
-        return f"{self.path}:{line}"
-
-
-def room_of(name: str) -> str:
-    return name.split(".")[1] if "." in name else "__init__"
-
-
-def files_under(folder: Path) -> Iterator[Path]:
-    for top, folders, names in os.walk(folder, followlinks=True):
-        folders[:] = sorted(name for name in folders if name not in UNREAD and not name.endswith(".egg-info"))
-        yield from (Path(top) / name for name in sorted(names))
-
-
-def module_name(path: Path, root: Path) -> str:
-    parts = path.relative_to(root).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-@cache
-def load(root: Path) -> dict[str, Module]:
-    """Parse every Python file; envs and sandboxes are reached through their links in ``agentrl``."""
-    folders = [root / name for name in ("agentrl", "experiments", "scripts", "tests")]
-    paths = {module_name(p, root): p for folder in folders for p in files_under(folder) if p.suffix == ".py"}
-    modules: dict[str, Module] = {}
-    for name, path in paths.items():
-        text = path.read_text(encoding="utf-8")
-        tree = ast.parse(text)
-        package = name if path.stem == "__init__" else name.rpartition(".")[0]
-        modules[name] = Module(
-            name=name,
-            path=path.relative_to(root),
-            lines=len(text.splitlines()),
-            code=code_lines(text, tree),
-            functions=tuple(functions(tree)),
-            imports=tuple(find_imports(tree, package, set(paths))),
-            opens=tuple(node.lineno for node in ast.walk(tree) if opens_a_file(node)),
-        )
-    return modules
-
-
-def find_imports(node: ast.AST, package: str, modules: set[str], when: str = "module") -> Iterator[Import]:
-    """Walk down, noting whether an import runs with the module, inside a function, or for type checkers only."""
-    for child in ast.iter_child_nodes(node):
-        inner = when
-        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            inner = "function"
-        elif when == "module" and isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-            inner = "typing"
-        for target in targets(child, package, modules):
-            yield Import(target=target, line=child.lineno, when=inner)  # pyright: ignore
-        yield from find_imports(child, package, modules, inner)
-
-
-def targets(node: ast.AST, package: str, modules: set[str]) -> Iterator[str]:
-    match node:
-        case ast.Import(names=names):
-            yield from (alias.name for alias in names)
-        case ast.ImportFrom(module=module, names=names, level=level):
-            above = package.split(".")[: len(package.split(".")) - level + 1] if level else []
-            base = ".".join([*above, *([module] if module else [])])
-            for alias in names:
-                inside = f"{base}.{alias.name}"
-                yield inside if inside in modules else base
-        case ast.Call(func=ast.Attribute(attr="import_module") | ast.Name(id="import_module"), args=[module, *_]):
-            if isinstance(module, ast.Constant):
-                yield str(module.value)
-
-
-def ours(modules: Mapping[str, Module]) -> Iterator[Module]:
-    return (module for name, module in modules.items() if name.split(".")[0] == "agentrl")
-
-
-def functions(tree: ast.AST) -> Iterator[tuple[str, int, int]]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node.name, node.lineno, node.end_lineno or node.lineno
-
-
-def opens_a_file(node: ast.AST) -> bool:
-    match node:
-        case ast.Call(args=[ast.Attribute(attr="devnull"), *_]):
-            return False
-        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
-            return name in OPENING
-    return False
-
-
-def code_lines(text: str, tree: ast.AST) -> int:
-    """Lines that hold code: no blank lines, no comments, no docstrings."""
-    numbered = enumerate(map(str.strip, text.splitlines()), start=1)
-    lines = {number for number, line in numbered if line and not line.startswith("#")}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            lines.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    return len(lines)
 
 
 def rule_floor(root: Path) -> Iterator[str]:
@@ -282,6 +153,14 @@ def rule_files(root: Path) -> Iterator[str]:
                 yield f"{module.at(line)} opens a file: agentrl/runs/files.py does that"
 
 
+def rule_forks(root: Path) -> Iterator[str]:
+    """Nothing forks but processes of a single thread: a child would wait for ever for another thread's lock."""
+    for module in load(root).values():
+        if not module.name.startswith(FORKING):
+            for line in module.forks:
+                yield f"{module.at(line)} forks: start a new process, or ask one of a single thread to fork"
+
+
 def rule_own_paths(root: Path) -> Iterator[str]:
     """No file names a place that a clone does not have."""
     for path in files_under(root):
@@ -298,6 +177,7 @@ Rule = Callable[[Path], Iterator[str]]
 RULES: list[Rule] = [
     *(rule_floor, rule_cycles, rule_torch_free, rule_file_length, rule_function_length, rule_tests, rule_own_paths),
     rule_files,
+    rule_forks,
 ]
 LONG = "def f():\n" + "    x = 1\n" * MAX_FUNCTION
 BREAKS: list[tuple[Rule, dict[str, str], str]] = [
@@ -318,6 +198,9 @@ BREAKS: list[tuple[Rule, dict[str, str], str]] = [
     (rule_cycles, {"agentrl/a.py": "import agentrl.b", "agentrl/b.py": "from agentrl import a"}, "import cycle"),
     (rule_cycles, {"agentrl/e/__init__.py": "from .m import x", "agentrl/e/m.py": "from . import y"}, "agentrl.e.m"),
     (rule_files, {"agentrl/cli/a.py": "def f(path):\n    path.read_text()"}, "a.py:2 opens a file"),
+    (rule_forks, {"agentrl/a.py": "import os\nos.fork()"}, "a.py:2 forks"),
+    (rule_forks, {"tests/a.py": "multiprocessing.get_context('fork')"}, "a.py:1 forks"),
+    (rule_forks, {"scripts/a.py": "subprocess.Popen([], preexec_fn=f)"}, "a.py:1 forks"),
     (rule_torch_free, {"agentrl/toolenv/a.py": "def f():\n    import torch.nn"}, "a.py:2 imports torch"),
     (rule_torch_free, {"agentrl/config/settings.py": "if TYPE_CHECKING:\n    import torch"}, "config works without it"),
     (rule_torch_free, {"agentrl/envs/math.py": "from transformers import AutoTokenizer"}, "loads an extra"),
@@ -335,6 +218,7 @@ KEEPS: list[tuple[Rule, dict[str, str]]] = [
     (rule_torch_free, {"agentrl/render.py": "def f():\n    import transformers", "agentrl/batch.py": "import torch"}),
     (rule_files, {"agentrl/runs/files.py": "open('a')", "agentrl/eval.py": "import os\nos.open(os.devnull, 1)"}),
     (rule_tests, {"agentrl/a.py": "x = 1\n" * 10, "tests/test_a.py": "x = 1\n" * 8}),
+    (rule_forks, {"tests/fork_server.py": "os.fork()", "scripts/a.py": "multiprocessing.get_context('spawn')"}),
     (rule_own_paths, {"README.md": "a network/path and work/ of others", ".git": FOREIGN[0]}),
 ]
 

@@ -8,6 +8,7 @@ import argparse
 import asyncio
 import multiprocessing
 import resource
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -113,7 +114,8 @@ def measure(kind: str, args: argparse.Namespace, tokens: int) -> Cost:
 
 def alone(kind: str, args: argparse.Namespace, tokens: int) -> Cost:
     """Measure in a process of its own, whose peak nothing else has raised."""
-    # Forked before this one has used a thread of PyTorch's.
+    # Forked before this one has used a thread of PyTorch's, or any of its own.
+    assert threading.active_count() == 1
     with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as processes:
         return processes.submit(measure, kind, args, tokens).result()
 

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import sys
 import tempfile
+import threading
 import time
 from contextlib import suppress
 from multiprocessing.context import ForkProcess
@@ -61,6 +62,7 @@ def start(bench: Bench, folder: Path, name: str, more: dict[str, str]) -> ForkPr
     chosen = {"run.dir": str(folder), "model.device": bench.device, **(QUICK if bench.quick else USUAL), **more}
     words = ["train", "--preset", "quickstart", "--name", slug(name)]
     words += [word for key, value in chosen.items() for word in ("--set", f"{key}={value}")]
+    assert threading.active_count() == 1, "a fork would wait for ever for a lock of another thread"
     process = FORK.Process(target=command, args=(words, folder / f"{slug(name)}.log", bench.device))
     process.start()
     return process

@@ -167,9 +167,8 @@ def at_a_terminal(command: Sequence[str]) -> Generator[tuple[subprocess.Popen[by
     """A program at a terminal of its own, and our end of that."""
     here, tty = pty.openpty()
     process = subprocess.Popen(
-        command, stdin=tty, stdout=tty, stderr=tty, start_new_session=True, env=os.environ | {"TERM": "xterm"},
-        preexec_fn=lambda: os.close(os.open(os.ttyname(tty), os.O_RDWR)),
-    )  # fmt: skip
+        ["setsid", "--ctty", *command], stdin=tty, stdout=tty, stderr=tty, env=os.environ | {"TERM": "xterm"}
+    )
     os.close(tty)
     try:
         yield process, here

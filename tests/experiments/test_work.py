@@ -1,7 +1,8 @@
 """Workers side by side: who has a unit, when they wait, and rows that none of them loses."""
 
 import json
-import multiprocessing
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,17 +37,18 @@ def test_a_worker_waits_as_long_as_the_file_is_there(tmp_path: Path, monkeypatch
 def test_two_processes_add_rows_and_lose_none(tmp_path: Path) -> None:
     path = tmp_path / "rows" / "C.jsonl"
 
-    def add(worker: int) -> None:
-        file = rows.RowFile(path, "abc")
-        for number in range(40):
-            file.add({"worker": worker, "number": number}, long="x" * 20000)
+    code = f"""
+import sys
+from pathlib import Path
+import rows
 
-    context = multiprocessing.get_context("fork")
-    others = [context.Process(target=add, args=(worker,)) for worker in range(2)]
-    for process in others:
-        process.start()
-    for process in others:
-        process.join()
+file = rows.RowFile(Path({str(path)!r}), "abc")
+for number in range(40):
+    file.add({{"worker": int(sys.argv[1]), "number": number}}, long="x" * 20000)
+"""
+    folder = Path(rows.__file__).parent
+    others = [subprocess.Popen([sys.executable, "-c", code, str(worker)], cwd=folder) for worker in range(2)]
+    assert [process.wait() for process in others] == [0, 0]
     pairs = {(row["unit"]["worker"], row["unit"]["number"]) for row in map(json.loads, path.read_text().splitlines())}
     assert len(pairs) == 80
     mine = rows.RowFile(path, "abc")

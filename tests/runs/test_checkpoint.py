@@ -1,6 +1,5 @@
 """Checkpoints: transformers loads them, a kill leaves whole ones only, and damaged ones are passed over by name."""
 
-import contextlib
 import copy
 import hashlib
 import json
@@ -18,13 +17,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.utils.logging import disable_progress_bar
 
 from agentrl.config import load_config
 from agentrl.errors import RunFolderError, UsageError
 from agentrl.runs.checkpoint import damage, load_optimizer, load_state, model_at, newest, save_checkpoint
 from agentrl.runs.folder import checkpoints, numbered
 from agentrl.runs.shards import Shards, shard_name, write_shards
+
+from ..forked import Server
 
 Save = Callable[[Path, int], None]
 
@@ -42,9 +42,14 @@ def trained(model: Any) -> tuple[Any, torch.optim.Optimizer]:
     return own, optimizer
 
 
+def held_by(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """An optimizer's state."""
+    return {f"{index}.{kind}": data for index, own in enumerate(optimizer.state.values()) for kind, data in own.items()}
+
+
 def written(optimizer: torch.optim.Optimizer) -> Callable[[Path], None]:
     """What writes an optimizer's state into a folder."""
-    held = {f"{index}.{kind}": data for index, own in enumerate(optimizer.state.values()) for kind, data in own.items()}
+    held = held_by(optimizer)
     return lambda folder: write_shards(folder, held)
 
 
@@ -112,16 +117,19 @@ def test_adapters_that_are_their_own_base(tmp_path: Path) -> None:
     assert damage(mine).endswith(f"has adapters that belong to {mine}, which has its own from there")
 
 
-def save_for_ever(folder: Path, model: Any, tokenizer: Any, optimizer: torch.optim.Optimizer) -> None:
-    """What a child process does until it is killed."""
-    # No progress bars: their lock is shared with this process, and killed while it holds it the child would keep it.
-    disable_progress_bar()
-    # The child must not run into pytest, whatever happens here.
-    with contextlib.suppress(BaseException):
-        for step in range(1, 10_000):
-            path = folder / f"step-{step:06d}"
-            save_checkpoint(path, model, tokenizer, optimizer=written(optimizer), state=state(step))
-    os._exit(1)
+SAVE_FOR_EVER = """
+import sys
+from pathlib import Path
+import torch
+from agentrl.runs.checkpoint import save_checkpoint
+from agentrl.runs.shards import write_shards
+
+model, tokenizer, held = torch.load(sys.argv[1], weights_only=False)
+for step in range(1, 10_000):
+    state = {"step": step, "updates": 2 * step, "records": {}}
+    path = Path(sys.argv[2], f"step-{step:06d}")
+    save_checkpoint(path, model, tokenizer, optimizer=lambda folder: write_shards(folder, held), state=state)
+"""
 
 
 def check_passed_over(run: Path, *words: str) -> None:
@@ -190,20 +198,18 @@ def test_a_preset_without_its_model_names_the_script(here: Path) -> None:
 
 
 @pytest.mark.slow
-def test_killed_at_any_instant_leaves_whole_ones(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+def test_killed_at_any_instant_leaves_whole_ones(server: Server, model: Any, tokenizer: Any, tmp_path: Path) -> None:
     own, optimizer = trained(model)
+    torch.save((own, tokenizer, held_by(optimizer)), tmp_path / "all.pt")
     whole: set[str] = set()
     chance = random.Random(0)
-    for attempt in range(12):
+    for attempt in range(8):
         folder = tmp_path / str(attempt) / "checkpoints"
-        pid = os.fork()
-        if pid == 0:
-            save_for_ever(folder, own, tokenizer, optimizer)
-        while attempt == 0 and len(checkpoints(folder.parent)) < 2:
-            time.sleep(0.001)
+        saving = server.begin("-c", SAVE_FOR_EVER, tmp_path / "all.pt", folder, cwd=tmp_path)
+        saving.until(lambda at=folder, least=0 if attempt else 2: at.exists() and len(checkpoints(at.parent)) >= least)
         time.sleep(0.01 + chance.random() * 0.15)
-        os.kill(pid, signal.SIGKILL)
-        assert os.waitpid(pid, 0)[1] == signal.SIGKILL
+        os.kill(saving.pid, signal.SIGKILL)
+        assert saving.wait() == -signal.SIGKILL
         saved = checkpoints(folder.parent)
         assert [load_state(path)["step"] for path in saved] == list(range(1, len(saved) + 1))
         for path in saved:

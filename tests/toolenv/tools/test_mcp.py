@@ -1,7 +1,6 @@
 """Tools of real MCP servers, over pipes and over HTTP."""
 
 import contextlib
-import os
 import pickle
 import socket
 import subprocess
@@ -281,14 +280,17 @@ print(tools["whoami"].call({{}}))
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_forked_child_opens_a_session_of_its_own(http: str, shared: bool) -> None:
-    tools = offered(url=http, shared=shared)
-    assert tools["add"].call({"a": 1}) == "2"
-    pid = os.fork()
-    if pid == 0:
-        os._exit(0 if tools["add"].call({"a": 2}) == "3" else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert tools["add"].call({"a": 3}) == "4"
-    tools["add"].close()
+    code = f"""
+import os
+from agentrl.toolenv.tools.mcp import mcp_tools
+add = {{tool.name: tool for tool in mcp_tools(url={http!r}, shared={shared}, timeout=300.0)}}["add"]
+assert add.call({{"a": 1}}) == "2"
+pid = os.fork()
+if pid == 0:
+    os._exit(add.call({{"a": 2}}) != "3")
+assert os.waitpid(pid, 0)[1] == 0 and add.call({{"a": 3}}) == "4"
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 @pytest.mark.usefixtures("ended")
