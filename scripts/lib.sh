@@ -3,6 +3,7 @@
 ROOT=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd -P)
 VENV="${AGENTRL_VENV:-$ROOT/.venv}"
 unset AGENTRL_VENV # what is started from here may have an environment of its own
+unset PYTHONDONTWRITEBYTECODE # each of hundreds of processes would compile every module again
 # Exists while pip runs: a run that finds it knows that the last one was interrupted.
 INSTALLING="$VENV/.agentrl-installing"
 

@@ -12,8 +12,9 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,6 +43,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 CI = os.environ.get("AGENTRL_CI") == "1"
 ROOT = Path(__file__).resolve().parents[1]
+SECONDS = Path(__file__).with_name("seconds.toml")
+TAKEN = defaultdict[str, float](float)
 
 # The examples of a property test are the same in every run, but in CI's second pass, which looks for new ones.
 settings.register_profile(
@@ -54,7 +57,7 @@ settings.load_profile(os.environ.get("AGENTRL_EXAMPLES", "same"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what is for CI, and mix files with slow tests evenly among the others.
+    """Skip what is for CI, and begin with the files that take longest.
 
     With ``AGENTRL_FEW=2`` each test runs with its first two sets of parameters.
     """
@@ -68,12 +71,37 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("ci"):
                 item.add_marker(skip)
-    # A percentage of so many tests moves steadily then.
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    files = [*dict.fromkeys(item.path for item in items)]
-    kinds = ([path for path in files if (path in slow) is kind] for kind in (True, False))
-    order = {path: (index + 0.5) / len(kind) for kind in kinds for index, path in enumerate(kind)}
+    order = {path: index for index, path in enumerate(dealt({item.path for item in items}))}
     items.sort(key=lambda item: order[item.path])
+
+
+def dealt(files: Iterable[Path]) -> list[Path]:
+    """Files in the order in which no worker waits for another at the end.
+
+    pytest-xdist cuts the tests into a piece for each worker, and who has finished takes over from the end of another's.
+    So each piece has equally much to do, and begins with the file that takes longest.
+    """
+    seconds = tomllib.loads(SECONDS.read_text(encoding="utf-8"))
+    hands: list[list[Path]] = [[] for _ in range(int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))]
+    sums = [0.0] * len(hands)
+    keys = {path: path.relative_to(ROOT).as_posix() for path in files}
+    for path in sorted(files, key=lambda path: (-seconds.get(keys[path], 0.0), keys[path])):
+        least = sums.index(min(sums))
+        hands[least].append(path)
+        sums[least] += seconds.get(keys[path], 0.0)
+    return [path for hand in hands for path in hand]
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Count the seconds of each file."""
+    TAKEN[report.nodeid.partition("::")[0]] += report.duration
+
+
+def pytest_sessionfinish() -> None:
+    """Keep the seconds of each file for the next runs' order, with ``AGENTRL_WRITE=1``."""
+    if os.environ.get("AGENTRL_WRITE") == "1" and "PYTEST_XDIST_WORKER" not in os.environ and len(TAKEN) > 100:
+        lines = (f'"{name}" = {seconds:.1f}\n' for name, seconds in sorted(TAKEN.items()) if seconds >= 0.5)
+        SECONDS.write_text("# Seconds that each test file took: AGENTRL_WRITE=1 scripts/test.sh\n" + "".join(lines))
 
 
 @pytest.fixture(scope="session")

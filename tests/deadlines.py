@@ -41,8 +41,8 @@ class Watchdog:
         self._process.wait()
         signal.signal(signal.SIGALRM, fail)
 
-    def tell(self, **test: object) -> None:
-        """Tell which test begins; none does where nothing is given."""
+    def send(self, **test: object) -> None:
+        """Name the test that begins; without one, a test has ended."""
         assert self._process.stdin
         # Nobody may listen any more: it ends this process right then.
         with suppress(BrokenPipeError):
@@ -66,18 +66,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool:
-    item.config.stash[WATCHDOG].tell(test=item.nodeid, limit=settings.timeout)
+    item.config.stash[WATCHDOG].send(test=item.nodeid, limit=settings.timeout)
     return True
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_timeout_cancel_timer(item: pytest.Item) -> bool:
-    item.config.stash[WATCHDOG].tell()
+    item.config.stash[WATCHDOG].send()
     return True
 
 
 def pytest_enter_pdb(config: pytest.Config) -> None:
-    config.stash[WATCHDOG].tell()
+    config.stash[WATCHDOG].send()
 
 
 def watch(worker: psutil.Process) -> None:
@@ -97,7 +97,7 @@ def watch(worker: psutil.Process) -> None:
 
 def watch_test(worker: psutil.Process, test: str, limit: float, orders: Orders) -> dict[str, Any] | None:
     """Watch a test; return the order that comes at its end."""
-    began, used, told, tree = time.time(), 0.0, False, dict[psutil.Process, None]()
+    began, used, failed, tree = time.time(), 0.0, False, dict[psutil.Process, None]()
     pause, grace = min(SAMPLE_S, limit / 4), min(GRACE_S, limit)
     while True:
         with suppress(queue.Empty):
@@ -109,13 +109,13 @@ def watch_test(worker: psutil.Process, test: str, limit: float, orders: Orders) 
         used += pause / (crowd if any(map(wants_a_core, tree)) else 1.0)
         if used < limit:
             continue
-        if not told:
+        if not failed:
             print(f"\n{test} is over its limit of time.\n{stacks([*tree])}", file=sys.stderr, flush=True)
         # Tests of one process share some children, which began before this one.
-        kill([child for child in tree if child != worker and (told or child.create_time() >= began)])
+        kill([child for child in tree if child != worker and (failed or child.create_time() >= began)])
         with suppress(psutil.NoSuchProcess):
-            worker.send_signal(signal.SIGKILL if told else signal.SIGALRM)
-        told, used = True, limit - grace
+            worker.send_signal(signal.SIGKILL if failed else signal.SIGALRM)
+        failed, used = True, limit - grace
 
 
 def wants_a_core(process: psutil.Process) -> bool:
