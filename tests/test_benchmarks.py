@@ -33,14 +33,14 @@ def rows_of(shown: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in shown.splitlines()[2:] if line[:2] == "| "]
 
 
-CI = [pytest.mark.slow, pytest.mark.ci]
+pytestmark, SLOW = pytest.mark.ci, pytest.mark.slow
 TABLES = [
-    pytest.param("engines.py --quick", ["transformers", "generate", "generate_batch"], marks=pytest.mark.slow),
+    pytest.param("engines.py --quick", ["transformers", "generate", "generate_batch"], marks=SLOW),
     pytest.param("shared_prompt.py --quick", ["sample", "score", "update"]),
-    pytest.param("async.py --quick", ["off", "lag", "inflight, 1", "inflight, 2", "inflight, 2, 2 spare"], marks=CI),
+    pytest.param("async.py --quick", ["off", "lag", "inflight, 1", "inflight, 2", "inflight, 2, 2 spare"], marks=SLOW),
     pytest.param("long_context.py --tokens 128 1100 --layers 1 --hidden 16 --heads 2", ["update"] * 2 + [""] * 6),
     pytest.param(f"end_to_end.py --quick --without-trl --steps 2 --beside {shlex.quote(str(FOLDER.parents[1]))}",
-                 ["ragged"] * 2 + ["fixed"] * 2, marks=pytest.mark.slow),
+                 ["ragged"] * 2 + ["fixed"] * 2, marks=SLOW),
 ]  # fmt: skip
 """Command line of a benchmark, and the first cell of each row that it prints."""
 
@@ -55,7 +55,7 @@ def test_a_benchmark_prints_its_table(run: Run, line: str, names: list[str]) -> 
     ("line", "measures"),
     [
         ("head.py --device cpu --threads 1", {"ours: forward", "ours: forward + backward"}),
-        pytest.param("sandboxes.py --only local", {"local: warm cell"}, marks=CI),
+        pytest.param("sandboxes.py --only local", {"local: warm cell"}, marks=SLOW),
     ],
 )
 def test_a_benchmark_writes_its_numbers(run: Run, tmp_path: Path, line: str, measures: set[str]) -> None:
@@ -83,7 +83,6 @@ def test_the_viewer_is_measured(run: Run, require: Require) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_the_memory_of_ranks_is_measured(run: Run) -> None:
     shown = run("ranks_memory.py", "--ranks", "2", "--layers", "2", "--hidden", "64", "--tokens", "64")
     assert "bytes are equal" in shown
@@ -91,7 +90,6 @@ def test_the_memory_of_ranks_is_measured(run: Run) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_sizes_of_models_are_laid_out_on_cards(run: Run) -> None:
     rows = [line.split(" | ") for line in run("model_sizes.py").splitlines()[2:]]
     # More cards never fit less, and larger models never more.

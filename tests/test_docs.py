@@ -307,6 +307,7 @@ NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("line", DRY)
 def test_the_ladder_prints_what_its_page_shows(line: str, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:

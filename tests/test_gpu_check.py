@@ -8,6 +8,7 @@ import pytest
 from .forked import Server
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "gpu_check.py"
+pytestmark = pytest.mark.ci
 PIECES = ("assumptions", "agreement", "update", "decode", "kernels", "learn", "memory")
 
 

@@ -94,6 +94,7 @@ def test_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_sdist_makes_the_same_wheel(wheel: Path, unpacked: Path, tmp_path: Path) -> None:
     assert contents(build("wheel", unpacked, tmp_path / "out")) == contents(wheel)
 
@@ -133,6 +134,7 @@ def test_every_name_of_the_package_leads_somewhere() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_base_install_is_small(base: Path) -> None:
     listed = json.loads(pip(base, "list", "--format=json"))
     names = sorted({package["name"] for package in listed} - {"pip", "setuptools"})
@@ -160,6 +162,7 @@ print(json.dumps(played))
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_every_environment_resets_on_the_base_install(base: Path, tmp_path: Path) -> None:
     played = json.loads(run([base / "python", "-W", "error", "-c", PLAY_ALL, *HEAVY], cwd=tmp_path))
     wants = {
@@ -175,6 +178,7 @@ def test_every_environment_resets_on_the_base_install(base: Path, tmp_path: Path
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_new_environment_is_played_on_the_base_install(base: Path, tmp_path: Path) -> None:
     run([base / "agentrl", "new", "my_env"], cwd=tmp_path)
     play = "import sys; from agentrl.cli import main; sys.exit(main(['play', 'my_env:me/MyEnv-v0']))"

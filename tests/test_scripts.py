@@ -186,6 +186,7 @@ def test_moved_repository_gets_a_new_environment(clone: Path, install: Shell) ->
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_real_environment_is_sound_and_a_hollow_one_is_not(clone: Path) -> None:
     sourced = f'source "{clone}/scripts/lib.sh"'
     check = f"{sourced}; make_venv; sound >/dev/null && echo sound; sound >/dev/null && echo again"
@@ -207,10 +208,12 @@ def pytest_of(server: Server, tmp_path: Path) -> Shell:
     """Run pytest on files of the given texts, beside this folder's conftest."""
 
     def run(*texts: str, ci: str = "0", **env: str) -> subprocess.CompletedProcess[str]:
-        shutil.copy(ROOT / "tests" / "conftest.py", tmp_path / "conftest.py")
+        (folder := tmp_path / "tests").mkdir(exist_ok=True)
+        for name in ("conftest.py", "deadlines.py", "seconds.toml"):
+            shutil.copy(ROOT / "tests" / name, folder)
         for number, text in enumerate(texts):
-            (tmp_path / f"test_{number}.py").write_text(text)
-        words = ["-qs", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", tmp_path]
+            (folder / f"test_{number}.py").write_text(text)
+        words = ["-qs", "-p", "no:cacheprovider", "--import-mode=importlib", "-c", os.devnull, "--rootdir", tmp_path]
         env = {**os.environ, "AGENTRL_CI": ci, **env}
         return server.run("-m", "pytest", *words, "--continue-on-collection-errors", ".", cwd=tmp_path, env=env)
 
@@ -218,6 +221,7 @@ def pytest_of(server: Server, tmp_path: Path) -> Shell:
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_skips_fail_in_ci_only(pytest_of: Shell) -> None:
     assert "4 skipped" in pytest_of(*SKIPS.values()).stdout
     shown = pytest_of(*SKIPS.values(), ci="1")
@@ -226,6 +230,7 @@ def test_skips_fail_in_ci_only(pytest_of: Shell) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_expected_failures_and_present_pieces_pass_in_ci(pytest_of: Shell) -> None:
     text = "import pytest\n@pytest.mark.xfail\ndef test_a():\n    assert 0\ndef test_b(require):\n    require(True, '')"
     shown = pytest_of(text, ci="1")

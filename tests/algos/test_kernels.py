@@ -24,6 +24,7 @@ def triton(require):
     require(find_spec("triton") is not None, "needs the triton package")
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_kernels_on_the_interpreter(triton):
     check(TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES="", OMP_NUM_THREADS="1")

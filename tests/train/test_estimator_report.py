@@ -124,6 +124,7 @@ REFUSED = [
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_report_of_a_run(train: Train, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train("one", "optim.steps=2", "rollout.group_size=4", "eval.every=0", "save.every=0").done()
     assert script.main(["runs/one", "--draws", "4", "--width", "1024"]) == 0
