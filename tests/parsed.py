@@ -2,7 +2,7 @@
 
 import ast
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -34,6 +34,7 @@ class Module:
     functions: tuple[tuple[str, int, int], ...]
     """Name, first and last line of each."""
     imports: tuple[Import, ...]
+    """Of our own modules alone."""
     opens: tuple[int, ...]
     """Lines where it opens a file by itself."""
     forks: tuple[int, ...]
@@ -73,16 +74,17 @@ def load(root: Path) -> dict[str, Module]:
     for name, path in paths.items():
         text = path.read_text(encoding="utf-8")
         tree = ast.parse(text)
+        nodes = list(ast.walk(tree))
         package = name if path.stem == "__init__" else name.rpartition(".")[0]
         modules[name] = Module(
             name=name,
             path=path.relative_to(root),
             lines=len(text.splitlines()),
-            code=code_lines(text, tree),
-            functions=tuple(functions(tree)),
-            imports=tuple(find_imports(tree, package, set(paths))),
-            opens=tuple(node.lineno for node in ast.walk(tree) if opens_a_file(node)),
-            forks=tuple(node.lineno for node in ast.walk(tree) if isinstance(node, ast.Call) and forks(node)),
+            code=code_lines(text, nodes),
+            functions=tuple(functions(nodes)),
+            imports=tuple(find_imports(tree, package, set(paths))) if name.startswith("agentrl") else (),
+            opens=tuple(node.lineno for node in nodes if opens_a_file(node)),
+            forks=tuple(node.lineno for node in nodes if isinstance(node, ast.Call) and forks(node)),
         )
     return modules
 
@@ -119,8 +121,8 @@ def ours(modules: Mapping[str, Module]) -> Iterator[Module]:
     return (module for name, module in modules.items() if name.split(".")[0] == "agentrl")
 
 
-def functions(tree: ast.AST) -> Iterator[tuple[str, int, int]]:
-    for node in ast.walk(tree):
+def functions(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, int, int]]:
+    for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node.name, node.lineno, node.end_lineno or node.lineno
 
@@ -143,11 +145,11 @@ def forks(call: ast.Call) -> bool:
     return any(option.arg == "preexec_fn" for option in call.keywords)
 
 
-def code_lines(text: str, tree: ast.AST) -> int:
+def code_lines(text: str, nodes: Iterable[ast.AST]) -> int:
     """Lines that hold code: no blank lines, no comments, no docstrings."""
     numbered = enumerate(map(str.strip, text.splitlines()), start=1)
     lines = {number for number, line in numbered if line and not line.startswith("#")}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             lines.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     return len(lines)
