@@ -9,6 +9,7 @@ import fcntl
 import json
 import os
 import resource
+import shutil
 import signal
 import socket
 import struct
@@ -16,7 +17,7 @@ import sys
 import tarfile
 import time
 from contextlib import suppress
-from typing import Final, TypedDict
+from typing import IO, Final, TypedDict
 
 from agentrl.sandboxes.inside import kernel, launcher, processes, relay, rootfs, scratch, seccomp
 from agentrl.sandboxes.inside.limits import Limits
@@ -87,8 +88,7 @@ def _play(config: AgentConfig) -> Report:
     with socket.socket() as any_socket:
         fcntl.ioctl(any_socket, _SET_FLAGS, _LOOPBACK_UP + bytes(22))
     os.makedirs(relay.WORK)
-    with tarfile.open(fileobj=sys.stdin.buffer, mode="r|") as files:
-        files.extractall(relay.WORK, filter="data")
+    _unpack(sys.stdin.buffer, relay.WORK)
     listening = relay.listen(config["port"])
     if os.fork() == 0:
         relay.relay(listening)
@@ -101,6 +101,25 @@ def _play(config: AgentConfig) -> Report:
         _become(config, limits, log)
     status, code = _watch(command, limits, config["seconds"])
     return {"status": status, "code": code, "output": _tail(log, limits.output_kept_bytes)}
+
+
+def _unpack(stream: IO[bytes], folder: str) -> None:
+    """Write the files of a tar into an empty folder.
+
+    Raises:
+        ValueError: it has something that is no regular file within the folder.
+    """
+    # Python has filters of extractall from 3.11.4 on. What makes no link needs none.
+    with tarfile.open(fileobj=stream, mode="r|") as files:
+        for member in files:
+            file = files.extractfile(member) if member.isreg() else None
+            if file is None or ".." in member.name.split("/") or member.name.startswith("/"):
+                raise ValueError(f"{member.name!r} is no file within the agent's folder")
+            path = os.path.join(folder, member.name)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(path, "xb") as copy:
+                shutil.copyfileobj(file, copy)
+                os.fchmod(copy.fileno(), member.mode & 0o755)
 
 
 def _become(config: AgentConfig, limits: Limits, log: int) -> None:

@@ -2,7 +2,9 @@
 
 import socket
 import struct
+import tarfile
 import tomllib
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.sandboxes.host.capture import Capture
-from agentrl.sandboxes.inside import seccomp, wire
+from agentrl.sandboxes.inside import agent, seccomp, wire
 
 JSON = st.dictionaries(st.text(), st.none() | st.integers(-(10**18), 10**18) | st.text(), max_size=4)
 
@@ -104,3 +106,21 @@ def test_filter(where: str, name: str) -> None:
     for call in FILTERED[where][name]:
         assert run_filter(program, arch, *call) == VERDICTS[verdict]
         assert run_filter(program, 0x40000003, *call) == KILL  # the 32-bit calls of i386
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("../out", tarfile.REGTYPE), ("a/../../out", tarfile.REGTYPE), ("/out", tarfile.REGTYPE)]
+    + [("it", kind) for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE)],
+)
+def test_an_agent_gets_regular_files_within_its_folder_alone(tmp_path: Path, name: str, kind: bytes) -> None:
+    stream = BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as archive:
+        archive.addfile(member := tarfile.TarInfo("sub/file"))
+        member.name, member.type, member.linkname = name, kind, "/etc/passwd"
+        archive.addfile(member)
+    stream.seek(0)
+    (folder := tmp_path / "in").mkdir()
+    with pytest.raises(ValueError, match="is no file within the agent's folder"):
+        agent._unpack(stream, str(folder))
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "in", "sub"]
