@@ -213,6 +213,7 @@ def test_the_judge_and_the_customer_of_the_page(judging: Fake) -> None:
         shop.step(question)
 
 
+@pytest.mark.slow
 def test_a_run_of_what_is_your_own(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

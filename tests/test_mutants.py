@@ -75,6 +75,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return script
 
 
+@pytest.mark.slow
 def test_who_is_killed_and_who_survives(small: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     assert small.main(["--only", "less", "--only", "times", "--only", "sp*"]) == 1
     out = capsys.readouterr().out
@@ -85,6 +86,7 @@ def test_who_is_killed_and_who_survives(small: ModuleType, capsys: pytest.Captur
     assert "a + b" in (small.ROOT / "agentrl" / "sum.py").read_text(), "the tree itself is never touched"
 
 
+@pytest.mark.slow
 def test_what_means_nothing_is_told(small: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     assert small.main(["--only", "unfit"]) == 2
     assert "unfit: agentrl/sum.py holds 0 times, not once: 'a + c'" in capsys.readouterr().out

@@ -115,6 +115,7 @@ def test_weighted_advantages_cancel_in_every_group_wherever_two_rows_live(estima
     assert float(total[alive >= 2].abs().max()) < 1e-6
 
 
+@pytest.mark.slow
 def test_the_readme_holds_what_the_enumeration_gives():
     number = r"-?\d+\.?\d*(?:e[+-]?\d+)?"
     wanted = enumeration.table()

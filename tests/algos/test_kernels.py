@@ -59,6 +59,7 @@ POINTERS = dict.fromkeys(("hidden", "weight", "bias", "block", "left", "right"),
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [*(pytest.param(name, marks=pytest.mark.ci) for name in ("walk_span", "gradient_tile")), "add_tile"]
 )

@@ -30,6 +30,7 @@ def test_the_others_are_their_definitions_token_by_token(column: str) -> None:
     torch.testing.assert_close(mean_gradient(HERE, column), definition(column), atol=1e-9, rtol=0)
 
 
+@pytest.mark.slow
 def test_the_page_holds_what_the_enumeration_gives() -> None:
     text, number = PAGE.read_text(encoding="utf-8"), r"-?\d+\.\d+"
     wanted = several_rows.table()

@@ -213,6 +213,7 @@ def test_module_runs_as_a_program_too() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("argv", [["list"], ["list", "--json"]])
 def test_who_reads_along_may_stop(argv: list[str]) -> None:
     code = f"import sys; from agentrl.cli import main; sys.stdin.readline(); sys.exit(main({argv}))"

@@ -106,6 +106,7 @@ def test_details_of_what_is_not_there(env_id: str, message: str, command: Comman
     assert out == "" and message in err and err.count("\n") == 1 and err.strip().isprintable()
 
 
+@pytest.mark.slow
 def test_nothing_is_started() -> None:
     code = (
         "import sys\nfrom agentrl.cli import main\nassert main(['list']) == 0\n"

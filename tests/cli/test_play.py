@@ -178,6 +178,7 @@ def at_a_terminal(command: Sequence[str]) -> Generator[tuple[subprocess.Popen[by
         os.close(here)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("key", "code", "last"), [(b"\x03", 130, "interrupted"), (b"\x04", 0, "nothing was graded")])
 def test_at_a_terminal(key: bytes, code: int, last: str) -> None:
     with at_a_terminal(COMMAND) as (process, here):

@@ -53,6 +53,7 @@ sys.exit(agentrl_start.main())
     assert process.returncode == 130
 
 
+@pytest.mark.slow
 def test_ctrl_c_that_is_ignored_stays_ignored(tmp_path: Path) -> None:
     ignoring = f"import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); {PROGRAM}"
     process = start(tmp_path, ignoring)

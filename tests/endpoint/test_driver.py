@@ -274,6 +274,7 @@ def test_an_error_of_the_engine_keeps_its_kind(renderer: Renderer, sums: str, tm
         play(renderer, sums, agent(tmp_path, LOOP), engine)
 
 
+@pytest.mark.slow
 def test_agents_live_side_by_side(renderer: Renderer, sums: str, tmp_path: Path) -> None:
     engine = Together([renderer.turn("4")] * 12)
     collected = play(renderer, sums, agent(tmp_path, LOOP), engine, members=12)

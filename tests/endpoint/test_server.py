@@ -100,6 +100,7 @@ def message_of(body: Body) -> str:
     return body["error"]["message"]
 
 
+@pytest.mark.slow
 @PROTOCOLS
 @settings(max_examples=10 * settings().max_examples)
 @given(data=st.data())
@@ -338,6 +339,7 @@ async def test_an_answer_on_its_way_is_built_upon(renderer: Renderer) -> None:
     assert not +policy.forks and len(policy.rows()) == 1 and len(policy.rewards) == 2
 
 
+@pytest.mark.slow
 async def test_a_slow_client_holds_up_no_closing(serve: Serve) -> None:
     async with serve(["x" * 10**6]) as at:
         host, port = at.endpoint.url.removeprefix("http://").split(":")

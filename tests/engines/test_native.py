@@ -203,6 +203,7 @@ def test_what_was_cut_short_is_compiled_again(own_cache: Path) -> None:
     assert build.library().calls.panel() > 0 and compiled.stat().st_size > 4
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("compiler")
 @pytest.mark.parametrize("wrong", ["open", "file", "link", "foreign"])
 def test_nothing_is_loaded_from_where_others_may_write(

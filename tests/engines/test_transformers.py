@@ -65,6 +65,7 @@ def test_other_seeds_give_other_tokens(make_engine: MakeEngine) -> None:
     assert ask(engine, seed=7).token_ids == turns[7].token_ids != ask(engine, seed=2**63 - 1).token_ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.7, 1.3])
 def test_tokens_come_as_often_as_the_softmax_says(make_engine: MakeEngine, reference: Any, temperature: float) -> None:
     count, engine = 3000, make_engine(slots=300)

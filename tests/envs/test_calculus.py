@@ -44,6 +44,7 @@ def test_sympy_differentiates_alike(level: int) -> None:
         assert close(slope.subs(X, sympy.Rational(17, 13)), of_sympy(problem.answer).subs(X, sympy.Rational(17, 13)))
 
 
+@pytest.mark.slow
 def test_quadrature_finds_the_same_integrals() -> None:
     for index in range(12):
         problem = make_problem("train", 3, index)

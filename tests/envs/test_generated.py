@@ -69,6 +69,7 @@ def test_problems_are_the_same_in_every_process() -> None:
     assert python("-c", code, PYTHONHASHSEED="1").stdout.splitlines() == here  # this process's seed is another one
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "count", "key"),
     [

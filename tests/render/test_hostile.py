@@ -45,6 +45,7 @@ def outcome(write: Callable[[list[Message]], Any], conversation: list[Message]) 
     return ids(written if isinstance(written, list) else [written])
 
 
+@pytest.mark.slow
 @given(name=st.sampled_from(NAMES), opening=messages(ROLES), turn=TEXTS, answer=messages(ROLES))
 def test_any_conversation(name: str, opening: list[Message], turn: str, answer: list[Message]) -> None:
     """What is shown has the control tokens of the same conversation whose contents say nothing."""

@@ -110,6 +110,7 @@ def drawn(plan: TaskPlan, count: int, *, start: int = 0, batch: int = 8) -> list
     return [pair for begin in range(start, start + count, batch) for pair in choose(range(begin, begin + batch))]
 
 
+@pytest.mark.slow
 def test_tasks_come_by_weight_and_environments_by_theirs(plan: Plan) -> None:
     made, batches = plan(), 2000
     for outcomes in STEPS:

@@ -32,6 +32,7 @@ def test_output_goes_to_whoever_printed_it(pair: tuple[Session, Session]) -> Non
         assert (sorted(result.stdout.splitlines()), result.stderr) == (["child", "out [1]"], "err\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "status"),
     [

@@ -42,6 +42,7 @@ for other in others:
 """Four of them at once, one in the main thread."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "code",
     [
@@ -83,6 +84,7 @@ def test_a_broken_plugin_breaks_nobody(site: Path, tmp_path: Path, code: str) ->
     assert run(NEWCOMERS, site, tmp_path, cwd=tmp_path, options=()).stderr.count("plugin 'broken'") == 1
 
 
+@pytest.mark.slow
 def test_plugins_are_listed_with_their_faults(tmp_path: Path) -> None:
     offer(tmp_path, "hollow", "hollow", code="")
     offer(tmp_path, "folder", "folder")
@@ -98,6 +100,7 @@ def test_plugins_are_listed_with_their_faults(tmp_path: Path) -> None:
     assert {plugin["name"] for plugin in json.loads(done.stdout)["broken_plugins"]} == {"hollow", "folder", "raises"}
 
 
+@pytest.mark.slow
 def test_who_imported_it_before_makes_no_difference(site: Path, tmp_path: Path) -> None:
     code = "import my_env; from agentrl.cli import main; main(['list', 'me/MyEnv-v0']); main(['list'])"
     listed = run(code, site, cwd=tmp_path).stdout

@@ -121,6 +121,7 @@ def any_disagreement(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(ROUNDING, dtype, 50.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("max_tokens", "seed"), [(5000, 0), (5000, 1), (100, 2), (36, 0), (36, 3)])
 def test_an_update_is_that_of_loops_over_rows_and_over_tokens_in_time(
     small: Make, reference: Any, max_tokens: int, seed: int
@@ -155,6 +156,7 @@ def halves_of(trainer: Trainer, count: int) -> list[list[int]]:
     return [part for parts in passes for part in parts]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", LOSSES)
 def test_rows_in_another_order_and_in_packs_give_the_same_numbers(small: Make, reference: Any, loss: str) -> None:
     groups, rng = groups_of(reference, 0), random.Random(7)

@@ -128,6 +128,7 @@ print(asyncio.run(run_in_thread(learn)))
     assert python("-c", code, OMP_NUM_THREADS="3").stdout == "0\n"
 
 
+@pytest.mark.slow
 def test_interrupted_imports_leave_nothing(tmp_path: Path) -> None:
     # The command line's own module is in: from here on it is agentrl that answers for an interrupt.
     code = """
@@ -256,6 +257,7 @@ def test_ctrl_c_says_what_is_saved(server: Server, bare: Path, tmp_path: Path) -
     assert sorted(after[len(task_ids) :]) == sorted({f"test-1:{number}" for number in range(5)} - {*task_ids})
 
 
+@pytest.mark.slow
 def test_a_split_of_fewer_tasks_says_so(server: Server, bare: Path, tmp_path: Path) -> None:
     (tmp_path / "toy.py").write_text(TOY)
     (tmp_path / "toy.toml").write_text("[env]\nid = 'toy:test/Toy-v0'\n[rollout]\nturn_tokens = 5\n")

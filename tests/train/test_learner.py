@@ -85,6 +85,7 @@ def modules() -> int:
     return sum(issubclass(type(entry), torch.nn.Module) for entry in gc.get_objects())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_adapters_are_all_that_moves_and_their_base_is_the_reference(
     learner: MakeLearner, model: Any, dtype: str

@@ -64,6 +64,7 @@ class Options(Slow):
 CONSTANT_LENGTH = {"aggregate": "token_sum_const", "max_tokens": CONSTANT}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("max_tokens", "options"), [(195, {}), (5000, CONSTANT_LENGTH)])
 def test_step_with_every_option_is_that_of_loops(watch: Any, reference: Any, max_tokens: int, options: Any) -> None:
     how = [f"algo.loss_options.{name}={value}" for name, value in options.items()]

@@ -108,6 +108,7 @@ class Midway(Around):
         await super().load_weights(named_tensors, version)
 
 
+@pytest.mark.slow
 def test_each_token_is_of_its_version_and_corrected(small: Make, reference: Any, monkeypatch: Any) -> None:
     run = small("rollout.overlap=inflight", "optim.steps=4", "optim.lr=1e-2", "algo.kl_coef=0", "algo.advantage=otb")
     engine, seen = Midway(run, reference), list[torch.Tensor]()

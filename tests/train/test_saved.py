@@ -171,6 +171,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.slow
 def test_episodes_and_settings_that_do_not_fit(played: Path) -> None:
     changes = [((), change, wanted) for change, wanted in CHANGES]
     for overrides, change, wanted in (*changes, *((overrides, None, wanted) for overrides, wanted in SETTINGS)):

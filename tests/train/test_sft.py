@@ -61,6 +61,7 @@ def test_the_rate_rises_is_held_and_falls_to_nothing_over_the_last_updates(small
     assert 0.0 <= steps[0].likelihood < steps[-1].likelihood <= 1.0
 
 
+@pytest.mark.slow
 def test_where_it_is_good_enough_it_cools_down_and_ends(small: Make) -> None:
     steps, rates = warmed(small(*TAUGHT, "sft.steps=500", "sft.stop_at=0.05"))
     reached = next(update.step for update in steps if update.likelihood >= 0.05)

@@ -294,6 +294,7 @@ def test_ranks_read_a_share_each_of_a_model(
         assert (tmp_path / "model.safetensors").read_bytes() == (folders[1] / "model.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lora", [0, 2])
 def test_weights_and_moments_stay_float32(model: Any, two: None, lora: int) -> None:
     def work() -> Any:
@@ -351,6 +352,7 @@ def test_what_one_rank_cannot_do_is_told_on_rank_0_and_all_go_on(model: Any, two
     assert update(learner) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_gradient_that_is_not_finite_on_one_rank_moves_nothing_on_any(model: Any, two: None, world: int) -> None:
     def work() -> list[Any]:

@@ -209,6 +209,7 @@ def tasks_of(result: StepResult) -> list[str]:
     return [episode.task_id.removeprefix("train:") for episode in result.trajectories[::4]]
 
 
+@pytest.mark.slow
 def test_steps_play_all_tasks_in_passes_with_seeds_of_their_own(small: Make) -> None:
     trainer, later = (trainer_of(small())[0] for _ in range(2))
     results = [step(trainer, number) for number in range(1, 5)]

@@ -152,6 +152,7 @@ def test_what_a_probe_changes_is_restored(register: Register) -> None:
     assert vars(builtins) == before
 
 
+@pytest.mark.slow
 def test_the_command_says_what_was_seen_and_what_to_do(
     register: Register, tokenizer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -223,6 +223,7 @@ HOSTILE = [
 ]
 
 
+@pytest.mark.slow
 @every
 @pytest.mark.parametrize(("size", "limit"), [(200_000, 2.0), pytest.param(500_000, 3.0, marks=pytest.mark.ci)])
 def test_hostile_texts_take_linear_time(name: str, size: int, limit: float) -> None:

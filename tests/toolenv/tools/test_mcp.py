@@ -134,6 +134,7 @@ def test_a_dead_server_is_an_infrastructure_fault() -> None:
     tools["add"].close()
 
 
+@pytest.mark.slow
 def test_a_server_that_was_killed_over_http_is_an_infrastructure_fault() -> None:
     url, kill = start_http()
     tools = offered(url=url, timeout=30.0)
@@ -248,6 +249,7 @@ def test_a_shared_server_that_died_is_begun_anew_for_all() -> None:
     assert process_id != tools["whoami"].call({}) and len(children()) == len(before) + 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ended")
 @pytest.mark.parametrize("shared", [False, True])
 def test_threads_get_their_own_answers(http: str, shared: bool) -> None:
@@ -266,6 +268,7 @@ def test_threads_get_their_own_answers(http: str, shared: bool) -> None:
     assert len(children()) == len(before) + shared
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", [False, True])
 def test_nothing_is_left_when_the_process_ends(shared: bool) -> None:
     code = f"""
@@ -278,6 +281,7 @@ print(tools["whoami"].call({{}}))
     assert not psutil.pid_exists(int(ran.stdout))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_forked_child_opens_a_session_of_its_own(http: str, shared: bool) -> None:
     code = f"""
