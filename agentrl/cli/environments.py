@@ -4,10 +4,12 @@ import argparse
 import json
 import shlex
 import sys
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-from agentrl.cli.command import add_command
+from agentrl.cli.command import add_command, without_native
+from agentrl.errors import EnvContractError
 
 _NEW = """examples:
   agentrl new my_env
@@ -103,8 +105,13 @@ def _check(arguments: argparse.Namespace) -> int:
     from agentrl.config import parse_env
     from agentrl.runs.progress import Display
     from agentrl.toolenv.checker import CHECKS, check_env
+    from agentrl.toolenv.registry import make
+    from agentrl.toolenv.tools.python import open_sandboxes
 
     env_id, options = parse_env(arguments.env)
+    # What is wrong with the environment is the checker's to report.
+    with suppress(EnvContractError), closing(make(env_id, **without_native(options))) as env:
+        open_sandboxes(env.tools)
     with Display().phase("checking", len(CHECKS)) as bar:
         report = check_env(
             env_id,

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from agentrl.cli.command import add_command, add_set_argument, check_envs, load_torch
+from agentrl.cli.command import add_command, add_set_argument, check_envs, loading_torch
 from agentrl.errors import ConfigError
 
 _EVAL = """examples:
@@ -79,12 +79,14 @@ def _eval(arguments: argparse.Namespace) -> int:
         check_envs(settings)
     if lacking := missing_package("engine", config.engine.name):
         raise ConfigError(lacking)
-    load_torch()
-    from agentrl.eval import command as evaluation
-    from agentrl.eval.results import as_text
     from agentrl.runs.progress import Display, visible
 
-    results = evaluation.run(request, Display())
+    display = Display()
+    with loading_torch(display):
+        from agentrl.eval import command as evaluation
+        from agentrl.eval.results import as_text
+
+    results = evaluation.run(request, display)
     if arguments.json:
         rows = {result.name: result.overall.row() for result in results}
         print(json.dumps(rows.get("", rows)))

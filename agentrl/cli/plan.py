@@ -2,13 +2,11 @@
 
 import argparse
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from agentrl.cli.command import add_command, add_config_arguments, check_config, load_torch, missing_parts
+from agentrl.cli.command import add_command, add_config_arguments, check_config, loading_torch, missing_parts
 from agentrl.errors import ConfigError, HubError
 
 if TYPE_CHECKING:
@@ -76,22 +74,26 @@ def show_plan(
     Raises:
         UsageError: something that the config names is missing.
     """
-    load_torch()
-    from transformers.utils import logging
+    from agentrl.runs.progress import Display
 
-    from agentrl.runs.checkpoint import model_at
-    from agentrl.runs.report.text import duration
-    from agentrl.train.forecast import basis, card_of, forecast, run_seconds
-    from agentrl.train.live import check_playing
+    display = Display()
+    with loading_torch(display):
+        from transformers.utils import logging
+
+        from agentrl.runs.checkpoint import model_at
+        from agentrl.runs.report.text import duration
+        from agentrl.train.forecast import basis, card_of, forecast, run_seconds
+        from agentrl.train.live import check_playing
 
     logging.set_verbosity_error()
     # Settings that no run can follow are refused. The engine is not made, since its package may not be installed here.
     check_playing(config)
-    path, gpu = model_at(config.model.path, partial(print, file=sys.stderr)), card_of(config, card)
+    path, gpu = model_at(config.model.path, display.say), card_of(config, card)
     config = config.updated(model={"path": path, "device": "cuda" if card else config.model.device})
     length, unchecked = length or config.rollout.episode_tokens, list[str]()
     shape = _read(config, unchecked, checks=checks)
-    needed = _estimate(config, shape, gpu, None if memory is None else int(memory * _GIB))
+    with display.doing("measuring activations"):
+        needed = _estimate(config, shape, gpu, None if memory is None else int(memory * _GIB))
     seconds = forecast(config, shape, gpu, length) if gpu else {}
     total, rests_on = (run_seconds(config, seconds), basis(config, gpu, length)) if gpu else (None, "")
     lacking = missing_parts(config) if checks else []

@@ -13,6 +13,7 @@ from agentrl.runs.progress import Display
 from agentrl.toolenv.base import ToolEnv
 from agentrl.toolenv.registry import make
 from agentrl.toolenv.tools.context import SubTurn
+from agentrl.toolenv.tools.python import open_sandboxes
 from agentrl.types import Message
 
 _HELP = """Write what the agent would write, on as many lines as it takes, and end it with a line that holds only a dot.
@@ -39,12 +40,14 @@ def play_by_hand(env_id: str, display: Display, *, task: str | None, seed: int |
         UsageError: the environment, its split, task or dialect is not there, or the seed is negative.
         EnvContractError: the environment broke its contract.
         InfrastructureError: a tool's sandbox or server failed.
+        SandboxUnavailable: a tool runs programs, and no sandbox can be opened here.
     """
     if seed is not None and seed < 0:
         raise ConfigError(f"seed is {seed}: it must be at least 0")
     _prepare_input()
     env = make(env_id, **options)
     with closing(env):
+        open_sandboxes(env.tools)
         messages, _ = env.reset(seed=seed, options={} if task is None else {"task": task})
         game = _Game(env, display)
         display.say(f"task {env.episode.task.id}, split {env.split}, at most {env.max_turns} turns", "bold")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from agentrl.cli.command import add_command, add_config_arguments, check_config, check_parts, load_torch
+from agentrl.cli.command import add_command, add_config_arguments, check_config, check_parts, loading_torch
 from agentrl.errors import ConfigError
 
 _TRAIN = """examples:
@@ -78,7 +78,7 @@ def _new_run(arguments: argparse.Namespace) -> int:
         from agentrl.cli.plan import show_plan
 
         return show_plan(config, checks=True)
-    check_parts(config)
+    check_parts(config, plays=not arguments.episodes)
     numbered = arguments.name is None
     if not numbered:
         check_free(Path(config.run.dir) / config.run.name)
@@ -93,14 +93,16 @@ def _work(play: Callable[[Any, Any], object]) -> int:
     In a process that torchrun started as another rank, follow rank 0 instead.
     """
     # The settings were checked before, so that a mistake is reported without waiting for PyTorch.
-    load_torch()
     from agentrl.runs.progress import Display
-    from agentrl.train import ranks, run
+
+    display = Display()
+    with loading_torch(display):
+        from agentrl.train import ranks, run
 
     if ranks.is_follower():
         ranks.follow()
     else:
-        print(play(run, Display()))
+        print(play(run, display))
     return 0
 
 
@@ -115,10 +117,13 @@ def _export(arguments: argparse.Namespace) -> int:
     from agentrl.runs.folder import check_begun
 
     check_begun(Path(arguments.path))
-    load_torch()
-    from agentrl.runs.checkpoint import export
     from agentrl.runs.progress import Display
 
-    export(arguments.path, arguments.out, arguments.dtype, Display().say)
+    display = Display()
+    with loading_torch(display):
+        from agentrl.runs.checkpoint import export
+
+    with display.doing("exporting the model"):
+        export(arguments.path, arguments.out, arguments.dtype, display.say)
     print(arguments.out)
     return 0

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agentrl.cli.command import add_command, add_config_arguments, check_config, load_torch
+from agentrl.cli.command import add_command, add_config_arguments, check_config, check_envs, loading_torch
 from agentrl.errors import ConfigError
 
 _SWEEP = """examples:
@@ -48,11 +48,13 @@ def _sweep(arguments: argparse.Namespace) -> int:
     names = ("preset", "config", "overrides", "vary", "seeds", "tokens", "out")
     # The plan comes before the import of PyTorch, so that a mistake in the request is reported at once.
     runs = plan_runs(SweepRequest(**{name: getattr(arguments, name) for name in names}))
-    load_torch()
+    check_envs(runs[0].config, plays=not arguments.dry_run)
     from agentrl.runs.progress import Display
-    from agentrl.train.run import check_run, settled
 
     display = Display()
+    with loading_torch(display):
+        from agentrl.train.run import check_run, settled
+
     # All runs are checked before the first begins: a sweep must not fail after hours on settings that never fitted.
     for run in runs:
         check_run(run.config)

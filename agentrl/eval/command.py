@@ -63,7 +63,8 @@ def run(request: EvalRequest, display: Display) -> list[SetResult]:
         # The folder's episodes count towards this evaluation only if the same weights and settings would play them.
         played_with = {name: values[name] for name in _DECIDES} | {"seed": request.seed}
         _check_same(request, records, origins, played_with)
-        agent = make_agent(config, mix, model)  # only a loaded model tells its weights
+        with display.doing("loading the model"):
+            agent = make_agent(config, mix, model)  # only a loaded model tells its weights
         stack.enter_context(closing(agent.engine))
         played_with["weights"] = agent.weights
         _check_same(request, records, origins, {"weights": agent.weights})
@@ -137,7 +138,9 @@ class _Sets:
             bar.advance(f"success {sum(wins) / len(wins):.1%} so far")
 
         sampling = _sampling(config)
-        with closing(make_collector(config, self.agent.renderer, split=config.eval.split)) as collector:
+        with closing(
+            make_collector(config, self.agent.renderer, split=config.eval.split, say=self.display.say)
+        ) as collector:
             played = await play_tasks(collector, self.agent.engine, specs, sampling, done=done, on_episode=ended)
         for episode in unsaved:
             self.add(episode)

@@ -15,6 +15,7 @@ from agentrl.runs.records import Record
 from agentrl.segments import shared_length
 from agentrl.toolenv.base import ToolEnv
 from agentrl.toolenv.tools.function import Tool, ToolContext, ToolError
+from agentrl.toolenv.tools.python import open_sandboxes
 from agentrl.types import CutTurn, CutTurns, Message, Stop, ToolRun, Trajectory
 
 Tools = Literal["live", "recorded"]
@@ -135,6 +136,7 @@ def replay(
 
     Raises:
         UsageError: an environment is not there or not to be made, or an episode's messages are not those of its turns.
+        SandboxUnavailable: an environment runs programs, and no sandbox can be opened here.
     """
     # Episodes of equal origin share an environment, whose recorded tools share the answers of the current turn.
     made: dict[str, tuple[ToolEnv, deque[_Recorded]]] = {}
@@ -147,6 +149,7 @@ def replay(
                 results = deque[_Recorded]()
                 if tools == "recorded":
                     env.tools = [RecordedTool(tool, results) for tool in env.tools]
+                open_sandboxes(env.tools)
                 made[key] = env, results
             env, results = made[key]
             # Judges and simulated users answer as they did, too.

@@ -1,11 +1,13 @@
 """Play many groups of episodes concurrently."""
 
 import asyncio
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from agentrl.engines.base import Completion, Engine, Sampling
@@ -23,6 +25,13 @@ from agentrl.toolenv.base import ToolEnv
 from agentrl.toolenv.registry import make
 from agentrl.toolenv.tools.python import sandbox_counters
 from agentrl.types import Group, Trajectory
+
+_SAID = 3
+"""Most faults whose sentences a collector prints."""
+
+
+def nothing(_: str) -> None:
+    """Print nothing."""
 
 
 class Fleet(ABC):
@@ -50,6 +59,8 @@ class Collector:
         driver: plays each episode.
         concurrency: most episodes at a time, of all collections together.
         max_fault_rate: share of lost groups above which the collection fails.
+        say: prints a line, such as the sentence of an infrastructure fault when it happens; a copy in another process
+            prints none.
     """
 
     def __init__(
@@ -61,6 +72,7 @@ class Collector:
         driver: Driver | None = None,
         concurrency: int = 64,
         max_fault_rate: float = 0.01,
+        say: Callable[[str], None] = nothing,
     ) -> None:
         self._envs = envs
         self._renderer = renderer
@@ -68,6 +80,7 @@ class Collector:
         self._limits, self._driver = limits, driver or StepDriver()
         self._concurrency = concurrency
         self._max_fault_rate = max_fault_rate
+        self._say, self._said = say, set[str]()
         self._threads: ThreadPoolExecutor | None = None
         self._idle: dict[str, list[ToolEnv]] = {name: [] for name in envs}
         self._places: tuple[asyncio.AbstractEventLoop, asyncio.Semaphore] | None = None
@@ -78,7 +91,14 @@ class Collector:
     def __getstate__(self) -> dict[str, object]:
         # Threads and environments can't be pickled: another process makes its own.
         idle = dict[str, list[ToolEnv]]((name, []) for name in self._envs)
-        return {**self.__dict__, "_threads": None, "_idle": idle, "_places": None, "_leaving": set[Any]()}
+        return {
+            **self.__dict__,
+            "_threads": None,
+            "_idle": idle,
+            "_places": None,
+            "_leaving": set[Any](),
+            "_say": nothing,
+        }
 
     async def collect(
         self,
@@ -107,17 +127,36 @@ class Collector:
         ready = [group for group in specs if all(spec.seed in played for spec in group)]
         # A resumed run does not begin groups that it had cancelled.
         specs = ready if enough is not None and len(ready) >= enough else specs
-        request = PlayRequest(specs=specs, sampling=sampling, on_episode=on_episode, played=played, enough=enough)
+        request = PlayRequest(
+            specs=specs,
+            sampling=sampling,
+            on_episode=on_episode,
+            played=played,
+            enough=enough,
+            most_lost=self._max_fault_rate * len(specs),
+        )
         if specs and isinstance(engine, Fleet):
-            collected = await engine.play(self, request)
+            # Its actors do not know how many groups the others have lost.
+            collected = await engine.play(self, replace(request, most_lost=math.inf))
         else:
             collected = await self.play(request, engine)
-        if collected.lost > self._max_fault_rate * len(specs):
-            raise FaultRateError(
-                f"{collected.lost} of {len(specs)} groups were lost to infrastructure faults, more than "
-                f"max_fault_rate={self._max_fault_rate:g} allows; the last fault: {collected.last_fault}"
-            ) from collected.last_fault
+        if collected.last_fault:
+            self._tell(collected.last_fault)
+        self._check_lost(collected.lost, request, collected.last_fault)
         return collected
+
+    def _check_lost(self, lost: int, request: PlayRequest, last_fault: InfrastructureError | None) -> None:
+        if lost > request.most_lost:
+            raise FaultRateError(
+                f"{lost} of {len(request.specs)} groups were lost to infrastructure faults, more than "
+                f"max_fault_rate={self._max_fault_rate:g} allows; the last fault: {last_fault}"
+            ) from last_fault
+
+    def _tell(self, fault: InfrastructureError) -> None:
+        """Print a fault's sentence, the first few that differ: a machine that lacks something causes one many times."""
+        if len(self._said) < _SAID and str(fault) not in self._said:
+            self._said.add(str(fault))
+            self._say(f"infrastructure fault: {fault}")
 
     async def play(self, request: PlayRequest, engine: Engine) -> Collected:
         """Play groups here, however many are lost."""
@@ -128,23 +167,28 @@ class Collector:
         if self._places is None or self._places[0] is not asyncio.get_running_loop():
             self._places = asyncio.get_running_loop(), asyncio.Semaphore(self._concurrency)
         _, places = self._places
-        player = Player(limits=self._limits, threads=self._threads)
+        player, lost = Player(limits=self._limits, threads=self._threads), list[Sequence[EpisodeSpec]]()
         faults, refused = list[InfrastructureError](), dict[EpisodeSpec, RefusedError]()
 
+        async def attempt(spec: EpisodeSpec) -> Trajectory | None:
+            try:
+                return None if spec in refused else await self._episode(spec, engine, request.sampling, player)
+            except FaultRateError:
+                raise
+            except RefusedError as error:
+                refused[spec] = error
+            except InfrastructureError as error:
+                faults.append(error)
+                self._tell(error)
+            return None
+
         async def member(spec: EpisodeSpec) -> Trajectory | None:
-            trajectory, attempts = request.played.get(spec.seed), 0
-            while trajectory is None and attempts < 2:
-                attempts += 1
+            trajectory = request.played.get(spec.seed)
+            if trajectory is None:
+                # Its retry comes before other episodes begin: where all fail, few are tried.
                 async with places:
-                    try:
-                        trajectory = await self._episode(spec, engine, request.sampling, player)
-                    except FaultRateError:
-                        raise
-                    except RefusedError as error:
-                        refused[spec] = error
-                        break
-                    except InfrastructureError as error:
-                        faults.append(error)
+                    trajectory = await attempt(spec)
+                    trajectory = await attempt(spec) if trajectory is None else trajectory
             if trajectory is not None:
                 request.on_episode(trajectory)
             return trajectory
@@ -153,18 +197,21 @@ class Collector:
             async with asyncio.TaskGroup() as members:
                 tasks = [members.create_task(member(spec)) for spec in group]
             episodes = [episode for task in tasks if (episode := task.result())]
-            return Group(tuple(episodes)) if len(episodes) == len(group) else None
+            if len(episodes) == len(group):
+                return Group(tuple(episodes))
+            # What is lost for sure is not waited for: a machine that can't play any episode would fail all of them.
+            lost.extend(() if any(spec in refused for spec in group) else [group])
+            self._check_lost(len(lost), request, faults[-1] if faults else None)
+            return None
 
         playing = [asyncio.create_task(complete(group)) for group in request.specs]
-        ended, cancelled = await wait_for_enough(
-            request.enough, playing, self._leaving, lambda group: group is not None
-        )
+        ended, cancelled = await wait_for_enough(request.enough, playing, self._leaving, bool)
         groups = tuple(group for group in ended if group)
         return Collected(
             groups=groups,
             faults=len(faults),
             last_fault=faults[-1] if faults else None,
-            lost=len(ended) - len(groups) - sum(any(spec in refused for spec in group) for group in request.specs),
+            lost=len(lost),
             refused=refused,
             cancelled=cancelled,
             seconds=time.perf_counter() - began,

@@ -1,6 +1,7 @@
 """Plan episodes: the tasks of a split, their order, and the turns of the environment's gold player."""
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,6 +49,8 @@ class PlayRequest:
     """Episodes that were played before, by their seed; they are used as they are."""
     enough: int | None = None
     """Once so many groups are complete, the others are cancelled; None plays all."""
+    most_lost: float = math.inf
+    """Number of groups that may be lost to infrastructure faults; one more ends the collection."""
 
 
 class TaskSource:

@@ -1,6 +1,6 @@
 """Assemble the parts of a run from its config: model, tokenizer, renderer, engine, collectors."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,7 +21,7 @@ from agentrl.named import make_named
 from agentrl.render.loading import load_tokenizer
 from agentrl.render.renderer import Renderer
 from agentrl.render.transcript import Writer
-from agentrl.rollout.collector import Collector
+from agentrl.rollout.collector import Collector, nothing
 from agentrl.rollout.mix import TaskMix
 from agentrl.rollout.plan import TaskSource
 from agentrl.rollout.player import EpisodeLimits
@@ -279,8 +279,13 @@ def task_mix(config: Config, split: str) -> TaskMix:
     )
 
 
-def make_collector(config: Config, renderer: Writer, *, split: str, training: bool = False) -> Collector:
-    """Make a collector of episodes of one split of the config's environments; ``training`` penalizes their length."""
+def make_collector(
+    config: Config, renderer: Writer, *, split: str, training: bool = False, say: Callable[[str], None] = nothing
+) -> Collector:
+    """Make a collector of episodes of one split of the config's environments; ``training`` penalizes their length.
+
+    ``say`` prints the sentence of an infrastructure fault.
+    """
     rollout = config.rollout
     limits = EpisodeLimits(
         episode_tokens=rollout.episode_tokens,
@@ -295,6 +300,7 @@ def make_collector(config: Config, renderer: Writer, *, split: str, training: bo
         driver=make_named("driver", _DRIVERS, rollout.driver.name, rollout.driver.options),
         concurrency=rollout.concurrency,
         max_fault_rate=rollout.max_fault_rate,
+        say=say,
     )
 
 

@@ -8,6 +8,7 @@ from agentrl.config import Config
 from agentrl.engines import check_trains
 from agentrl.engines.base import Sampling
 from agentrl.eval.table import Evaluation, plan_episodes, play_tasks, summarise
+from agentrl.rollout.collector import nothing
 from agentrl.rollout.mix import TaskMix
 from agentrl.rollout.taskplan import make_plan
 from agentrl.runs.assemble import Parts, make_collector, task_mix
@@ -66,16 +67,17 @@ class Live:
         config: the run's settings.
         parts: model, tokenizer, renderer and engine.
         sources: the splits.
+        say: prints a line.
     """
 
-    def __init__(self, config: Config, parts: Parts, sources: Sources) -> None:
+    def __init__(self, config: Config, parts: Parts, sources: Sources, say: Callable[[str], None] = nothing) -> None:
         self._config, self._parts, self._sources = config, parts, sources
         with ExitStack() as stack:
             stack.callback(parts.engine.close)
             self._players = stack.enter_context(
-                closing(make_collector(config, parts.renderer, split="train", training=True))
+                closing(make_collector(config, parts.renderer, split="train", training=True, say=say))
             )
-            judges = make_collector(config, parts.renderer, split=config.eval.split)
+            judges = make_collector(config, parts.renderer, split=config.eval.split, say=say)
             self._judges = stack.enter_context(closing(judges))
             self.rollouts = make_source(config, sources.train, self._players, parts.engine)
             self.close = stack.pop_all().close

@@ -98,7 +98,8 @@ class Run:
             self._finished(0)
         if self._config.algo.kl_coef and not self._adapts:
             self._trainer.learner.keep_reference()
-        await self._trainer.sync(self.done)
+        with self._display.doing("giving the engine its weights"):
+            await self._trainer.sync(self.done)
         self._write(self.save)
         await self._evaluate_if_due()
         await self._train()
@@ -146,7 +147,8 @@ class Run:
                 bar.advance()
             while not self._ended(self.done):
                 number = self.done + 1
-                result = await self._trainer.step(number, partial(self._learned, number))
+                with self._display.doing(lambda number=number: f"step {number}: {self._trainer.phase}"):
+                    result = await self._trainer.step(number, partial(self._learned, number))
                 if self._live is None:
                     apart = result.metrics["logp_diff_max"]
                     self._display.say(f"step {number}: the model and its episodes are at most {apart:.0e} nats apart")
@@ -229,6 +231,10 @@ class Run:
         """Write a checkpoint of the last finished step, unless there is one or the next update has begun."""
         if self._updates_done is None or self._updates_done != self._trainer.updates:
             return
+        with self._display.doing(f"saving the checkpoint of step {self.done}"):
+            self._save()
+
+    def _save(self) -> None:
         learner, rollouts = self._trainer.learner, self._rollouts
         state: dict[str, object] = {
             "step": self.done,

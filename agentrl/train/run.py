@@ -52,7 +52,7 @@ def train(config: Config, display: Display, *, numbered: bool = False) -> Path:
     """
     config = settled(config, display)
     sources = check_run(config)
-    parts = _assemble_live(config, sources)
+    parts = _assemble_live(config, sources, display)
     # The folder comes last, so that whatever fails above leaves none behind.
     made_by = {"dialect": sources.train.label, **parts.made_by}
     with RunFolder.create(config, numbered=numbered, made_by=made_by) as folder:
@@ -129,7 +129,7 @@ def resume(path: Path, display: Display, overrides: Sequence[str] = ()) -> Path:
         if files:
             parts = _assemble_saved(files, config, begun_with)
         else:
-            parts = _assemble_live(config, check_run(config), begun_with)
+            parts = _assemble_live(config, check_run(config), display, begun_with)
         versions = read_versions(path)
         resumed = f"going on with {path} after step {state['step']}"
         display.say(resumed if last else f"beginning {path} again: no checkpoint yet")
@@ -154,10 +154,11 @@ def resume(path: Path, display: Display, overrides: Sequence[str] = ()) -> Path:
         return _supervise(config, display, folder, parts, work)
 
 
-def _assemble_live(config: Config, sources: Sources, path: Path | None = None) -> RunParts:
+def _assemble_live(config: Config, sources: Sources, display: Display, path: Path | None = None) -> RunParts:
     """Assemble a run that plays its episodes; the model is ``model.path``, or the checkpoint at ``path``."""
-    parts = assemble(config, sources.train, path, fleet=True)
-    live, step = Live(config, parts, sources), getattr(parts.engine, "step", "")
+    with display.doing("loading the model"):
+        parts = assemble(config, sources.train, path, fleet=True)
+    live, step = Live(config, parts, sources, display.say), getattr(parts.engine, "step", "")
     made_by = ({"decode_step": step} if step else {}) | _attention_of(config)
     return RunParts(policy=parts, rollouts=live.rollouts, live=live, made_by=made_by)
 

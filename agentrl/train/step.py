@@ -6,7 +6,7 @@ Legend: S sampled tokens of all episodes of the step end to end, each episode in
 import math
 import time
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -88,6 +88,8 @@ class Trainer:
         """Tokens sampled in all finished steps of the run."""
         self.skipped = 0
         """Steps in a row in which every update was skipped, since its gradient was not finite."""
+        self.phase = ""
+        """What it is doing, by the name of its seconds among the metrics: ``generate``, ``score`` …"""
         self._has_updated = False
         self._synced = _Stopwatch()
 
@@ -113,7 +115,7 @@ class Trainer:
             FaultRateError: too many groups were lost to infrastructure faults.
         """
         watch = _Stopwatch()
-        with watch.phase("generate"):
+        with self._phase(watch, "generate"):
             played = await self.rollouts.batch(number)
         learn = partial(self._learn, number, played, watch)
         # With overlap the learner works in a thread, since this thread's event loop plays groups of later steps.
@@ -127,11 +129,11 @@ class Trainer:
     def _learn(self, number: int, played: StepGroups, watch: _Stopwatch) -> StepResult:
         # All rows are scored and credited before the first update. So every update of the step has the same *old*
         # policy, and a baseline sees all rows of its group.
-        with watch.phase("score"):
+        with self._phase(watch, "score"):
             scored = self._score(played.trained)
-        with watch.phase("credit"):
+        with self._phase(watch, "credit"):
             scored = credit(self.config.algo, scored, scored.old_logp)
-        with watch.phase("update"):
+        with self._phase(watch, "update"):
             record = TokenRecord.of(self.config.algo, scored)
             learned = self._update(scored, number, played.sampled_tokens, record)
         # Counted only now: the updates' learning rate follows from the tokens of earlier steps and a share of these.
@@ -150,8 +152,12 @@ class Trainer:
             InvariantError: an engine samples from other weights than these.
             InfrastructureError: the engine failed.
         """
-        with self._synced.phase("sync"):
+        with self._phase(self._synced, "sync"):
             await self.rollouts.published(self.learner, version)
+
+    def _phase(self, watch: _Stopwatch, name: str) -> AbstractContextManager[None]:
+        self.phase = name
+        return watch.phase(name)
 
     def _score(self, groups: Sequence[Group]) -> Scored:
         """Compute the algorithms' inputs of every sampled token, under the weights as they are."""

@@ -149,8 +149,8 @@ def test_evaluation_in_another_dialect_is_refused_unless_forced(here: Path, caps
 
 
 def test_what_needs_no_model_is_said_before_pytorch_is_loaded(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentrl.cli.runs.load_torch", lambda: pytest.fail("too late"))
-    monkeypatch.setattr("agentrl.cli.evaluation.load_torch", lambda: pytest.fail("too late"))
+    monkeypatch.setattr("agentrl.cli.runs.loading_torch", lambda _: pytest.fail("too late"))
+    monkeypatch.setattr("agentrl.cli.evaluation.loading_torch", lambda _: pytest.fail("too late"))
     monkeypatch.setitem(sys.modules, "vllm", None)
     monkeypatch.setitem(sys.modules, "ray", None)
     assert main(["export", "runs/mine", "model"]) == 2

@@ -5,6 +5,7 @@ import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,7 @@ from agentrl.cli import main
 from agentrl.errors import InfrastructureError, TrajectoryError, UsageError
 from agentrl.eval.episodes import load, remake
 from agentrl.eval.replay import Change, Replayed, Tools, replay
+from agentrl.sandboxes import SandboxUnavailable
 from agentrl.segments import Row
 from agentrl.toolenv.registry import make
 from agentrl.types import CutTurn, CutTurns, Message, Stop
@@ -98,6 +100,19 @@ def test_programs_run_again_in_a_fresh_sandbox(tmp_path: Path) -> None:
     assert [replayed.change for replayed in again(path)] == [None, None]
     path.write_text(path.read_text().replace("42", "43"))
     assert {replayed.change and replayed.change.what for replayed in again(path)} == {"tool"}
+
+
+def test_without_a_sandbox_programs_are_not_replayed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    env = make("agentrl/Arithmetic-v0", level=1)
+    played = episode(env, env.task_set[3].id, *env.gold(env.task_set[3]), seed=5)
+    path = save(tmp_path / "e.jsonl", played, env_id="agentrl/Arithmetic-v0", env_args={"level": 1})
+    refuse = Mock(side_effect=SandboxUnavailable("no sandbox can be opened here: do this"))
+    monkeypatch.setattr("agentrl.toolenv.tools.python.shared_sandbox", refuse)
+    assert main(["replay", str(path)]) == 1
+    assert capsys.readouterr().err.endswith("\nagentrl: no sandbox can be opened here: do this\n")
+    assert main(["replay", str(path), "--tools", "recorded"]) == 0, "no program runs"
 
 
 def test_a_tool_that_answers_by_chance_is_found_at_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,6 +100,18 @@ def test_too_many_lost_groups_end_the_collection(make_collector: Make) -> None:
     assert isinstance(caught.value.__cause__, InfrastructureError)
 
 
+def test_a_machine_that_can_play_nothing_is_told_at_once(make_collector: Make) -> None:
+    lines: list[str] = []
+    collector = make_collector(max_fault_rate=0.1, concurrency=2, say=lines.append)
+    with pytest.raises(FaultRateError, match=r"^5 of 40 groups were lost .*the sandbox is gone"):
+        collect(collector, specs(*["fault-always"] * 40), ANSWER)
+    assert journal.made < 20, "most groups were not begun"
+    assert lines == ["infrastructure fault: the sandbox is gone"]
+    # An evaluation may lose them all, and still says why.
+    collector = make_collector(max_fault_rate=1.0, say=lines.append)
+    assert collect(collector, specs(*["fault-always"] * 4, "calm"), ANSWER).lost == 4 and len(lines) == 2
+
+
 def test_a_bug_in_an_environment_is_raised_once(make_collector: Make, caplog: pytest.LogCaptureFixture) -> None:
     """Asyncio writes each error that nobody asks for to the terminal, behind the one that says it all."""
     with pytest.raises(KeyError, match="a bug in the environment"):

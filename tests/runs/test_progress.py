@@ -5,6 +5,7 @@ import errno
 import importlib.util
 import io
 import re
+import threading
 import time
 import unicodedata
 from types import SimpleNamespace
@@ -103,20 +104,50 @@ def await_bar(out: io.StringIO, *parts: str) -> None:
 
 
 def test_without_a_terminal_there_are_plain_lines_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One every ten seconds; what was done before a resumption took no time and says nothing about what is left."""
-    now = iter([0.0, 9.0, 11.0, 20.0, 21.0, 32.0, 300.0])
-    monkeypatch.setattr("agentrl.runs.progress.time", SimpleNamespace(monotonic=lambda: next(now)))
+    """One every nine seconds; what was done before a resumption took no time and says nothing about what is left."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr("agentrl.runs.progress.time", SimpleNamespace(monotonic=lambda: clock.now))
     display = Display(out := io.StringIO())
     with display.phase("training", 10) as bar:
-        for note in ("", "", "reward 0.25", "reward [0.50]", "reward 0.60"):
+        for now, note in ((0, ""), (0, ""), (8, "reward 0.25"), (10, "reward [0.50]"), (18, "reward 0.60")):
+            clock.now = now
             bar.advance(note)
         with display.phase("evaluating", 2) as inner:
+            clock.now = 28
             inner.advance("held-out :smile: tasks")
+        clock.now = 300
         bar.advance("reward 0.75")
     assert out.getvalue() == (
-        "training 4/10: reward [0.50], about 33 s left\nevaluating 1/2: held-out :smile: tasks, about 11 s left\n"
+        "training 4/10: reward [0.50], about 30 s left\nevaluating 1/2: held-out :smile: tasks, about 10 s left\n"
         "training 6/10: reward 0.75, about 5 min left\n"
     )
+
+
+def test_whatever_takes_long_says_so_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Display, "_EVERY_S", 0.01)
+    display, names = Display(out := io.StringIO()), iter(["generate", "update"])
+    name = next(names)
+
+    def await_line(text: str) -> None:
+        while not re.search(rf"^{text} … for \d+ s$", out.getvalue(), re.M):
+            time.sleep(0.01)
+
+    with display.doing("loading the model"):
+        await_line("loading the model")
+        with display.phase("training", 7) as bar:
+            await_line("training 0/7")
+            bar.advance()
+            await_line("training 1/7")
+            with display.doing(lambda: f"step 2: {name}"):
+                await_line("step 2: generate")
+                name = next(names)
+                await_line("step 2: update")
+    before = out.getvalue()
+    time.sleep(0.05)
+    assert out.getvalue() == before, "nothing is done any more"
+    with pytest.raises(KeyError), display.doing("failing"):
+        raise KeyError
+    assert not [thread for thread in threading.enumerate() if thread.name == "agentrl-display"]
 
 
 def test_phases_nest_in_a_terminal_and_leave_what_was_said() -> None:

@@ -225,7 +225,7 @@ def test_two_ranks_learn_from_episodes_of_several_rows_what_one_does(model: Any,
     agree(model, packs, batch, options)
     # In one pack each episode is whole.
     whole, cut = (gradients_of(make(model, **options, max_tokens=limit), packs) for limit in (1000, 45))
-    assert apart(whole, cut) < 1e-6
+    assert apart(whole, cut) < 1e-5
 
 
 def gradients_of(learner: Learner, packs: Sequence[Batch]) -> list[Tensor]:
@@ -240,7 +240,7 @@ def agree(model: Any, packs: Sequence[Batch], batch: Batch, options: Any, whole:
     assert both.keys() == alone.keys()
     # Adam takes the sign of a gradient that is nearly 0, and so makes more of rounding.
     for name, wanted in alone.items():
-        most = 1e-6 if name in ("before", "norm", "gradients", "reference") else 1e-4
+        most = 1e-5 if name in ("before", "norm", "gradients", "reference") else 1e-4
         assert apart(both[name], wanted) < most, name
 
 

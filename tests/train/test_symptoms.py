@@ -56,7 +56,7 @@ def forgetting(inputs: LossInputs) -> LossOut:
 @PolicyLoss
 def growing(inputs: LossInputs) -> LossOut:
     global scale
-    scale *= 2
+    scale *= 8
     return LossOut(-scale * (inputs.advantages * inputs.grad_only * inputs.factors).sum(), {{}})
 """
 SAME = ("env.id='own:test/Same-v0'", "env.args.max_turns=1")

@@ -169,6 +169,18 @@ def shared_sandbox(packages: Sequence[str] = (), backend: str = "") -> Sandbox:
     return _sandboxes.get(backend or _backend, frozenset(packages))
 
 
+def open_sandboxes(tools: Iterable[object]) -> None:
+    """Open the sandboxes that these tools will use, so that a machine without one is reported before anything else.
+
+    Raises:
+        SandboxUnavailable: no back end works on this machine, or a package can't be imported; the message says why.
+        ConfigError: the back end is a function that returns no sandbox.
+    """
+    for tool in tools:
+        if isinstance(tool, PythonTool):
+            shared_sandbox(tool.packages, tool.sandbox)
+
+
 def backend_of(tools: Iterable[object]) -> str:
     """Name the back end that runs the Python of these tools and its version; empty where none of them runs any.
 
