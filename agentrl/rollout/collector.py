@@ -26,6 +26,8 @@ from agentrl.toolenv.registry import make
 from agentrl.toolenv.tools.python import sandbox_counters
 from agentrl.types import Group, Trajectory
 
+_FEW = 8
+"""So many groups may be lost before a collection ends early, since an engine may have more to say about its end."""
 _SAID = 3
 """Most faults whose sentences a collector prints."""
 
@@ -133,7 +135,7 @@ class Collector:
             on_episode=on_episode,
             played=played,
             enough=enough,
-            most_lost=self._max_fault_rate * len(specs),
+            most_lost=max(self._max_fault_rate * len(specs), _FEW),
         )
         if specs and isinstance(engine, Fleet):
             # Its actors do not know how many groups the others have lost.
@@ -142,15 +144,17 @@ class Collector:
             collected = await self.play(request, engine)
         if collected.last_fault:
             self._tell(collected.last_fault)
-        self._check_lost(collected.lost, request, collected.last_fault)
+        if collected.lost > self._max_fault_rate * len(specs):
+            raise self._too_many(collected.lost, len(specs), collected.last_fault)
         return collected
 
-    def _check_lost(self, lost: int, request: PlayRequest, last_fault: InfrastructureError | None) -> None:
-        if lost > request.most_lost:
-            raise FaultRateError(
-                f"{lost} of {len(request.specs)} groups were lost to infrastructure faults, more than "
-                f"max_fault_rate={self._max_fault_rate:g} allows; the last fault: {last_fault}"
-            ) from last_fault
+    def _too_many(self, lost: int, groups: int, last_fault: InfrastructureError | None) -> FaultRateError:
+        error = FaultRateError(
+            f"{lost} of {groups} groups were lost to infrastructure faults, more than "
+            f"max_fault_rate={self._max_fault_rate:g} allows; the last fault: {last_fault}"
+        )
+        error.__cause__ = last_fault
+        return error
 
     def _tell(self, fault: InfrastructureError) -> None:
         """Print a fault's sentence, the first few that differ: a machine that lacks something causes one many times."""
@@ -201,7 +205,8 @@ class Collector:
                 return Group(tuple(episodes))
             # What is lost for sure is not waited for: a machine that can't play any episode would fail all of them.
             lost.extend(() if any(spec in refused for spec in group) else [group])
-            self._check_lost(len(lost), request, faults[-1] if faults else None)
+            if len(lost) > request.most_lost:
+                raise self._too_many(len(lost), len(request.specs), faults[-1])
             return None
 
         playing = [asyncio.create_task(complete(group)) for group in request.specs]

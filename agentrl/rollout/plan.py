@@ -50,7 +50,7 @@ class PlayRequest:
     enough: int | None = None
     """Once so many groups are complete, the others are cancelled; None plays all."""
     most_lost: float = math.inf
-    """Number of groups that may be lost to infrastructure faults; one more ends the collection."""
+    """Number of groups that may be lost to infrastructure faults before the others are not played either."""
 
 
 class TaskSource:
