@@ -184,7 +184,6 @@ class Collector:
             except InfrastructureError as error:
                 faults.append(error)
                 self._tell(error)
-            return None
 
         async def member(spec: EpisodeSpec) -> Trajectory | None:
             trajectory = request.played.get(spec.seed)
