@@ -9,6 +9,7 @@ import sys
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ def replay(count: int, size: int) -> None:
     table, commits = stages(), git("rev-list", "--first-parent", f"--max-count={count + 1}", "HEAD") or []
     ends = commits[::-1][::size]
     minutes, runs = list[int](), dict.fromkeys(table, 0)
-    for pushes, (before, after) in enumerate(zip(ends, ends[1:], strict=False)):
+    for pushes, (before, after) in enumerate(pairwise(ends)):
         names = chosen(table, changed_since(before, after), pushes)
         minutes.append(sum(table[name]["minutes"] for name in names))
         for name in names:
@@ -87,7 +88,8 @@ def replay(count: int, size: int) -> None:
     for name, number in runs.items():
         print(f"{name:12} {number:3} of {len(minutes)} pushes, {table[name]['minutes']} min each")
     ordered = sorted(minutes)
-    print(f"minutes of a push: median {ordered[len(ordered) // 2]}, nine in ten at most {ordered[9 * len(ordered) // 10 - 1]}")
+    middle, most = ordered[len(ordered) // 2], ordered[9 * len(ordered) // 10 - 1]
+    print(f"minutes of a push: median {middle}, nine in ten at most {most}")
     print(f"all stages: {sum(stage['minutes'] for stage in table.values())} min")
 
 
