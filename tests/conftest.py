@@ -118,6 +118,12 @@ def require() -> Callable[[bool, str], None]:
     return check
 
 
+@pytest.fixture(scope="session")
+def needs_sandbox(require: Callable[[bool, str], None]) -> None:
+    """Skip where no sandbox can be opened, and what says so is not seen: :func:`skip_without_sandbox` does the rest."""
+    require(not missing_sandbox(), missing_sandbox())
+
+
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder to work in."""

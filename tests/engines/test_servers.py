@@ -19,6 +19,8 @@ from agentrl.runs.records import read_episodes
 from .asking import outcomes
 from .servers import Fake, Reply, ask, spoken
 
+pytestmark = pytest.mark.usefixtures("needs_sandbox")
+
 PROMPT = Transcript().prompt([{"role": "user", "content": "2+2?"}]).token_ids
 ANSWER = spoken(r"\boxed{4}")
 FILTERED: Reply = (400, {"error": {"message": "The prompt was filtered", "code": "content_filter"}})

@@ -59,6 +59,8 @@ def test_gymnasiums_checker_has_nothing_to_say(make: Make, env_id: str) -> None:
     check_env(make(env_id).unwrapped)
 
 
+# Vectors that fail are collected while another test runs, and then complain.
+@pytest.mark.usefixtures("needs_sandbox")
 @pytest.mark.parametrize(("env_id", "mode"), VECTORS)
 def test_vectors_play_whole_episodes_and_begin_again(make: Make, env_id: str, mode: str) -> None:
     make(env_id)
