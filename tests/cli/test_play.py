@@ -146,6 +146,7 @@ def test_seeds_choose_the_task(play: Play) -> None:
 COMMAND = (sys.executable, "-m", "agentrl", "play", "agentrl/Arithmetic-v0", "--seed", "1")
 
 
+@pytest.mark.usefixtures("needs_sandbox")
 def test_bytes_that_are_no_text() -> None:
     done = subprocess.run(COMMAND, input=b"\xff\x00\xed\xa0\x80\n.\n", capture_output=True)
     assert (done.returncode, done.stderr) == (0, b"")
