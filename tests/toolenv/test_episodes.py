@@ -7,6 +7,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import closing
 from typing import Any
 from unittest.mock import Mock
 
@@ -194,12 +195,14 @@ def test_a_state_made_by_a_tool_may_be_used_by_the_next() -> None:
     class Lazy(Shop):
         tools = (connect, query)
         open_episode = ToolEnv.open_episode
-        close_episode = ToolEnv.close_episode
 
-    env = Lazy()
-    env.reset(seed=0)
-    assert env.step(f"```connect\ncreate table bags (n int)\n```\n{COUNT}")[0][1]["content"] == "[[0]]"
-    assert env.step("0")[1] == 1.0
+        def close_episode(self, context: ToolContext) -> None:
+            context.state["db"].close()
+
+    with closing(Lazy()) as env:
+        env.reset(seed=0)
+        assert env.step(f"```connect\ncreate table bags (n int)\n```\n{COUNT}")[0][1]["content"] == "[[0]]"
+        assert env.step("0")[1] == 1.0
 
 
 def test_after_an_overrun_another_thread_goes_on(env: Shop) -> None:
