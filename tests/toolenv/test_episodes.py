@@ -43,6 +43,22 @@ def fail(how: str, ctx: ToolContext) -> str:
     raise ValueError(how)
 
 
+class Database(sqlite3.Connection):
+    """Of one thread, as those of sqlite3 are, but closed by any: a test that overruns its thread can't close it there."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, check_same_thread=False)
+        self._thread = threading.get_ident()
+
+    def execute(self, *words: Any) -> Any:
+        if threading.get_ident() != self._thread:
+            raise sqlite3.ProgrammingError("a database can only be used in that same thread")
+        return super().execute(*words)
+
+    def __del__(self) -> None:
+        self.close()
+
+
 class Shop(ToolEnv):
     """Count the bags; the database is in memory, and SQLite keeps it to the thread that opened it."""
 
@@ -59,7 +75,7 @@ class Shop(ToolEnv):
     def open_episode(self, context: ToolContext) -> None:
         self._saw("open")
         context.state["release"] = threading.Event()
-        context.state["db"] = sqlite3.connect(":memory:")
+        context.state["db"] = Database(":memory:")
         context.state["db"].execute("create table bags (n int)")
 
     def close_episode(self, context: ToolContext) -> None:
@@ -189,7 +205,7 @@ def test_a_state_made_by_a_tool_may_be_used_by_the_next() -> None:
     @tool
     def connect(table: str, ctx: ToolContext) -> None:
         """Connect."""
-        ctx.state["db"] = sqlite3.connect(":memory:")
+        ctx.state["db"] = Database(":memory:")
         ctx.state["db"].execute(table)
 
     class Lazy(Shop):
