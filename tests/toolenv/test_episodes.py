@@ -44,7 +44,7 @@ def fail(how: str, ctx: ToolContext) -> str:
 
 
 class Database(sqlite3.Connection):
-    """Of one thread, as those of sqlite3 are, but closed by any: a test that overruns its thread can't close it there."""
+    """Of one thread, as those of sqlite3 are, but closed by any: the thread of an overrun closes none."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path, check_same_thread=False)
