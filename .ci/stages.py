@@ -60,9 +60,12 @@ def chosen(table: Stages, changed: Collection[str] | None, pushes: int) -> dict[
 
 
 def passed() -> tuple[str, int]:
-    """Return the last commit that passed, and the number of pushes that did."""
-    table = tomllib.loads((HERE / "passed.toml").read_text(encoding="utf-8"))
-    return str(table["commit"]), int(table["pushes"])
+    """Return the last commit that passed, and the number of pushes that did; no commit where the file tells none."""
+    try:
+        table = tomllib.loads((HERE / "passed.toml").read_text(encoding="utf-8"))
+        return str(table["commit"]), int(table["pushes"])
+    except (OSError, ValueError, KeyError):
+        return "", 0
 
 
 def note_passed(commit: str) -> None:
@@ -71,7 +74,9 @@ def note_passed(commit: str) -> None:
     if not full:
         raise SystemExit(f"there is no commit {commit!r} here")
     path, (_, pushes) = HERE / "passed.toml", passed()
-    head = path.read_text(encoding="utf-8").partition("\n")[0]
+    head = (
+        "# The newest commit that CI has passed, and how many pushes it has passed: `.ci/run --passed COMMIT` counts."
+    )
     path.write_text(f'{head}\ncommit = "{full[0]}"\npushes = {pushes + 1}\n', encoding="utf-8")
 
 

@@ -1,6 +1,7 @@
 """Which stages of CI run: those that a change calls for, each of the others in turn, and all where nobody knows."""
 
 import re
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -53,12 +54,22 @@ def test_each_stage_has_its_turn_in_five_pushes() -> None:
     assert max(len(ci.chosen(TABLE, [], pushes)) for pushes in range(5)) < len(TABLE) - 5, "not all at once"
 
 
-def test_all_run_where_nobody_knows_what_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_run_where_nobody_knows_what_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     assert ci.changed_since("0" * 40) is None and ci.changed_since("") is None
     assert set(ci.chosen(TABLE, None, 3)) == set(TABLE)
-    monkeypatch.setattr(ci, "HERE", tmp_path / "nothing")
-    with pytest.raises(OSError):
-        ci.passed()
+    shutil.copy(ROOT / ".ci" / "stages.toml", tmp_path)
+    monkeypatch.setattr(ci, "HERE", tmp_path)
+    for text in (
+        None,
+        "commit = 1 2",
+        "pushes = 3",
+        'commit = "a"\npushes = "many"',
+        f'commit = "{"0" * 40}"\npushes = 3',
+    ):
+        if text is not None:
+            (tmp_path / "passed.toml").write_text(text)
+        ci.main([])
+        assert capsys.readouterr().out.split() == list(TABLE)
 
 
 def test_what_a_push_changed_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
