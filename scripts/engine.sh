@@ -21,6 +21,12 @@ engine_answers() {
   docker version --format '{{.Server.Version}}' >/dev/null 2>&1
 }
 
+# Install an engine where none answers. To be sourced after lib.sh.
+install_engine() {
+  engine_answers || need dockerd docker.io
+  need docker docker-cli # from Debian 13 on, docker.io comes without its command line
+}
+
 # Start an engine and wait until it answers.
 start_engine() {
   engine_answers && return

@@ -29,6 +29,19 @@ find_python() {
   die "agentrl needs Python 3.11 or newer, and none was found; install it with: apt-get install python3 python3-venv"
 }
 
+# Install Debian packages where a command is missing: need COMMAND PACKAGE ….
+need() {
+  command -v "$1" >/dev/null || apt_install "${@:2}"
+}
+
+apt_install() {
+  local -a root=()
+  [[ $(id -u) == 0 ]] || root=(sudo)
+  say "Installing with apt-get: $*"
+  "${root[@]}" apt-get update -qq
+  "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null
+}
+
 # Hash what an installation depends on: the two files, and the repository's path (installed scripts name it).
 fingerprint() {
   { cat "$ROOT/pyproject.toml" "$ROOT/constraints.txt" && printf '%s\n' "$ROOT"; } | sha256sum | cut -d ' ' -f 1

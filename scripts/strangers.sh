@@ -24,17 +24,6 @@ Each log is build/strangers/STRANGER.log. Needs root. For example:
 USAGE
 }
 
-# Install what is missing: an engine, and what makes the images.
-install_tools() {
-  local -a missing=()
-  command -v dockerd >/dev/null || engine_answers || missing+=(docker.io)
-  command -v debootstrap >/dev/null || missing+=(debootstrap)
-  ((${#missing[@]})) || return 0
-  say "Installing with apt-get: ${missing[*]}"
-  apt-get update -qq
-  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
-}
-
 # Make the image of a Debian release, unless the engine has it.
 make_image() {
   local suite=$1 root="$CACHE/$1"
@@ -117,7 +106,8 @@ main() {
   case "${1:-}" in -h | --help) usage && return ;; esac
   (($#)) || set -- "${STRANGERS[@]}"
   [[ $(id -u) == 0 ]] || die "making a container's image needs root"
-  install_tools
+  need debootstrap debootstrap
+  install_engine
   trap stop_engine EXIT
   start_engine
   local name failed=0
