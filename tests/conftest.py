@@ -180,8 +180,10 @@ def missing_sandbox() -> str:
 
 def skip_without_sandbox(report: Any, item: pytest.Item) -> Any:
     """Turn a failure for want of a sandbox into a skip, so that no test must know which tools run programs."""
+    if not report.failed:
+        return report
     text = "\n".join([str(report.longrepr), *(content for _, content in report.sections)])
-    if report.failed and any(words in text for words in NO_SANDBOX) and (why := missing_sandbox()):
+    if any(words in text for words in NO_SANDBOX) and (why := missing_sandbox()):
         report.outcome, report.longrepr = "skipped", (str(item.path), item.reportinfo()[1], f"Skipped: {why}")
     return report
 

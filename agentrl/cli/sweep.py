@@ -48,7 +48,8 @@ def _sweep(arguments: argparse.Namespace) -> int:
     names = ("preset", "config", "overrides", "vary", "seeds", "tokens", "out")
     # The plan comes before the import of PyTorch, so that a mistake in the request is reported at once.
     runs = plan_runs(SweepRequest(**{name: getattr(arguments, name) for name in names}))
-    check_envs(runs[0].config, plays=not arguments.dry_run)
+    for run in runs:  # what varies may be the environment
+        check_envs(run.config, plays=not arguments.dry_run and result_of(run) is None)
     from agentrl.runs.progress import Display
 
     display = Display()

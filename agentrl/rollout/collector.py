@@ -32,7 +32,7 @@ _SAID = 3
 """Most faults whose sentences a collector prints."""
 
 
-def nothing(_: str) -> None:
+def _nothing(_: str) -> None:
     """Print nothing."""
 
 
@@ -74,7 +74,7 @@ class Collector:
         driver: Driver | None = None,
         concurrency: int = 64,
         max_fault_rate: float = 0.01,
-        say: Callable[[str], None] = nothing,
+        say: Callable[[str], None] = _nothing,
     ) -> None:
         self._envs = envs
         self._renderer = renderer
@@ -99,7 +99,7 @@ class Collector:
             "_idle": idle,
             "_places": None,
             "_leaving": set[Any](),
-            "_say": nothing,
+            "_say": _nothing,
         }
 
     async def collect(
@@ -144,17 +144,15 @@ class Collector:
             collected = await self.play(request, engine)
         if collected.last_fault:
             self._tell(collected.last_fault)
-        if collected.lost > self._max_fault_rate * len(specs):
-            raise self._too_many(collected.lost, len(specs), collected.last_fault)
+        self._check_lost(collected.lost, self._max_fault_rate * len(specs), request, collected.last_fault)
         return collected
 
-    def _too_many(self, lost: int, groups: int, last_fault: InfrastructureError | None) -> FaultRateError:
-        error = FaultRateError(
-            f"{lost} of {groups} groups were lost to infrastructure faults, more than "
-            f"max_fault_rate={self._max_fault_rate:g} allows; the last fault: {last_fault}"
-        )
-        error.__cause__ = last_fault
-        return error
+    def _check_lost(self, lost: int, most: float, request: PlayRequest, fault: InfrastructureError | None) -> None:
+        if lost > most:
+            raise FaultRateError(
+                f"{lost} of {len(request.specs)} groups were lost to infrastructure faults, more than "
+                f"max_fault_rate={self._max_fault_rate:g} allows; the last fault: {fault}"
+            ) from fault
 
     def _tell(self, fault: InfrastructureError) -> None:
         """Print a fault's sentence, the first few that differ: a machine that lacks something causes one many times."""
@@ -203,9 +201,9 @@ class Collector:
             if len(episodes) == len(group):
                 return Group(tuple(episodes))
             # What is lost for sure is not waited for: a machine that can't play any episode would fail all of them.
-            lost.extend(() if any(spec in refused for spec in group) else [group])
-            if len(lost) > request.most_lost:
-                raise self._too_many(len(lost), len(request.specs), faults[-1])
+            if not any(spec in refused for spec in group):
+                lost.append(group)
+                self._check_lost(len(lost), request.most_lost, request, faults[-1])
             return None
 
         playing = [asyncio.create_task(complete(group)) for group in request.specs]

@@ -21,7 +21,7 @@ from agentrl.named import make_named
 from agentrl.render.loading import load_tokenizer
 from agentrl.render.renderer import Renderer
 from agentrl.render.transcript import Writer
-from agentrl.rollout.collector import Collector, nothing
+from agentrl.rollout.collector import Collector
 from agentrl.rollout.mix import TaskMix
 from agentrl.rollout.plan import TaskSource
 from agentrl.rollout.player import EpisodeLimits
@@ -280,7 +280,7 @@ def task_mix(config: Config, split: str) -> TaskMix:
 
 
 def make_collector(
-    config: Config, renderer: Writer, *, split: str, training: bool = False, say: Callable[[str], None] = nothing
+    config: Config, renderer: Writer, *, split: str, training: bool = False, say: Callable[[str], None] = lambda _: None
 ) -> Collector:
     """Make a collector of episodes of one split of the config's environments; ``training`` penalizes their length.
 

@@ -8,7 +8,6 @@ from agentrl.config import Config
 from agentrl.engines import check_trains
 from agentrl.engines.base import Sampling
 from agentrl.eval.table import Evaluation, plan_episodes, play_tasks, summarise
-from agentrl.rollout.collector import nothing
 from agentrl.rollout.mix import TaskMix
 from agentrl.rollout.taskplan import make_plan
 from agentrl.runs.assemble import Parts, make_collector, task_mix
@@ -70,7 +69,7 @@ class Live:
         say: prints a line.
     """
 
-    def __init__(self, config: Config, parts: Parts, sources: Sources, say: Callable[[str], None] = nothing) -> None:
+    def __init__(self, config: Config, parts: Parts, sources: Sources, say: Callable[[str], None]) -> None:
         self._config, self._parts, self._sources = config, parts, sources
         with ExitStack() as stack:
             stack.callback(parts.engine.close)
