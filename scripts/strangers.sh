@@ -13,8 +13,8 @@ usage() {
 Usage: scripts/strangers.sh [STRANGER ...]
 
 Makes a container for each stranger, clones this repository's last commit there, and runs the README's first command to
-its report, its Python example, and the quick tests. No user namespaces are to be had there, and no compiler. Images are
-made by debootstrap and kept in $CACHE.
+its report, its Python example, and the quick tests. The containers have neither user namespaces nor a compiler.
+Their images are made by debootstrap and kept in $CACHE.
 Each log is build/strangers/STRANGER.log. Needs root. For example:
 
   scripts/strangers.sh                    all of them: ${STRANGERS[*]}
